@@ -4,6 +4,7 @@
 #include <ggml.h>
 #include <llama.h>
 
+#include "io/gguf.h"
 #include "test.h"
 
 TEST(product) {
@@ -48,7 +49,22 @@ TEST(build_options) {
     llama_backend_free();
 }
 
+/* Our table of tensor types, used without ggml, against ggml's own. */
+TEST(types) {
+    for (int i = 0; i < GGML_TYPE_COUNT; i++) {
+        const struct iwp_type_info *t = iwp_type_info((uint32_t)i);
+        const int64_t block = ggml_blck_size((enum ggml_type)i);
+        CHECK_MSG((t != NULL) == (block != 0), "type %d", i);
+        if (!t || !block) continue;
+        CHECK_INT(t->block, block);
+        CHECK_INT(t->size, ggml_type_size((enum ggml_type)i));
+        CHECK_STR(t->name, ggml_type_name((enum ggml_type)i));
+    }
+    CHECK(iwp_type_info(GGML_TYPE_COUNT) == NULL);
+}
+
 int main(void) {
+    test_types();
     test_product();
     test_build_options();
     return test_done();
