@@ -1,0 +1,95 @@
+/* CLIP-style towers (LLaVA-1.5 and kin): one square tile a picture, no separators.  Cropped as the
+ * library's CLIP processor does, padded with the mean colour, or squashed; and the one-tile step the
+ * LLaVA-OneVision code shares.  Cropping refuses pictures more than 200 times longer than wide, whose
+ * resized form would be huge for a few pixels of content. */
+#include "base/err.h"
+#include "media/preprocess_impl.h"
+
+/* The shorter side becomes the tile, the longer is cut to an integer. */
+static void short_side_size(int32_t w, int32_t h, int32_t tile, int32_t *rw, int32_t *rh) {
+    int32_t a = w < h ? w : h, b = w < h ? h : w;
+    int32_t longer = (int32_t)((int64_t)tile * b / a);
+    *rw = w <= h ? tile : longer;
+    *rh = w <= h ? longer : tile;
+}
+
+int iwp_pre_one_tile(const struct iwp_pre_params *p, const struct iwp_image *in,
+                     enum iwp_pre_aspect aspect, struct iwp_image *out, iwp_err *err) {
+    struct iwp_image mid = {0};
+    int rc;
+    *out = (struct iwp_image){0};
+    if (aspect == IWP_PRE_SQUASH || (aspect == IWP_PRE_PAD && in->w == in->h))
+        return iwp_image_resize(in, p->tile, p->tile, p->filter, out, err);
+    if (aspect == IWP_PRE_PAD) {
+        IWP_TRY(iwp_pre_pad_square(p, in, &mid, err));
+        rc = iwp_image_resize(&mid, p->tile, p->tile, p->filter, out, err);
+        iwp_image_free(&mid);
+        return rc;
+    }
+    int32_t rw, rh;
+    short_side_size(in->w, in->h, p->tile, &rw, &rh);
+    IWP_TRY(iwp_image_resize(in, rw, rh, p->filter, &mid, err));
+    const uint8_t black[3] = {0, 0, 0};
+    rc = iwp_image_new(out, p->tile, p->tile, black, err);
+    if (rc >= 0) {
+        int32_t x = (rw - p->tile) / 2, y = (rh - p->tile) / 2;
+        for (int32_t r = 0; r < p->tile; r++) {
+            struct iwp_image line = {p->tile, 1,
+                                     mid.rgb + ((size_t)(y + r) * (size_t)rw + (size_t)x) * 3};
+            iwp_pre_paste(out, &line, 0, r);
+        }
+    }
+    iwp_image_free(&mid);
+    return rc;
+}
+
+int iwp_pre_clip_plan(const struct iwp_pre_params *p, struct iwp_pre_plan *q, iwp_err *err) {
+    q->side = q->out_w = q->out_h = p->tile / p->patch;
+    q->n_tile = q->n_frame;
+    q->n_token = q->n_tile * q->side * q->side;
+    q->canvas_w = q->resized_w = q->w;
+    q->canvas_h = q->resized_h = q->h;
+    if (p->aspect == IWP_PRE_PAD) {
+        q->canvas_w = q->canvas_h = q->w > q->h ? q->w : q->h;
+    } else if (p->aspect == IWP_PRE_CROP) {
+        IWP_REQUIRE(q->w / q->h <= 200 && q->h / q->w <= 200, err, IWP_EINVAL,
+                    "picture of %d x %d pixels: one side is more than 200 times the other", q->w,
+                    q->h);
+        short_side_size(q->w, q->h, p->tile, &q->resized_w, &q->resized_h);
+        q->canvas_w = q->canvas_h = p->tile;
+    }
+    /* Of a difference d the library takes d // 2 from the left when cropping: the same cut here. */
+    q->pad_left = (q->canvas_w - q->resized_w) / 2;
+    q->pad_top = (q->canvas_h - q->resized_h) / 2;
+    q->n_dim = 4;
+    q->shape[0] = q->n_tile;
+    q->shape[1] = 3;
+    q->shape[2] = q->shape[3] = p->tile;
+    return 0;
+}
+
+int iwp_pre_clip_pixels(const struct iwp_pre_params *p, const struct iwp_pre_plan *q,
+                        const struct iwp_image *frames, float *pixels, iwp_err *err) {
+    struct iwp_pre_table t;
+    iwp_pre_table_init(&t, p);
+    size_t n = (size_t)3 * (size_t)p->tile * (size_t)p->tile;
+    for (int32_t i = 0; i < q->n_frame; i++) {
+        struct iwp_image tile;
+        IWP_TRY(iwp_pre_one_tile(p, &frames[i], p->aspect, &tile, err));
+        iwp_pre_table_apply(&t, &tile, 0, 0, p->tile, pixels + (size_t)i * n);
+        iwp_image_free(&tile);
+    }
+    return 0;
+}
+
+void iwp_pre_clip_rows(const struct iwp_pre_plan *q, struct iwp_pre_row *r) {
+    int32_t area = q->side * q->side;
+    for (int32_t i = 0; i < q->n_token; i++)
+        r[i] = (struct iwp_pre_row){.n = 1,
+                                    .row = {i},
+                                    .weight = {1},
+                                    .grid = i / area,
+                                    .unit = i / area,
+                                    .y = i % area / q->side,
+                                    .x = i % q->side};
+}
