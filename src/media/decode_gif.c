@@ -1,7 +1,8 @@
 /* GIF through giflib, the first frame only, without looking at what follows it.  Pixels of the screen
  * outside the frame have the transparent index when there is one, else index 0; a frame that leaves
- * the screen enlarges it; a colour table that is missing or short goes on as a grey ramp: all as
- * Pillow does. */
+ * the screen enlarges it; colours beyond the table are black, without any table the index is the grey:
+ * all as Pillow does. */
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +54,19 @@ static int seek_frame(GifFileType *g, int *transparent, iwp_err *err) {
     return 0;
 }
 
+/* A table that is itself the beginning of the grey ramp counts as none. */
+static void read_table(const ColorMapObject *map, uint8_t table[256][3]) {
+    bool ramp = true;
+    int n = !map ? 0 : map->ColorCount < 256 ? map->ColorCount : 256;
+    for (int i = 0; i < n; i++) {
+        table[i][0] = map->Colors[i].Red;
+        table[i][1] = map->Colors[i].Green;
+        table[i][2] = map->Colors[i].Blue;
+        for (int c = 0; c < 3; c++) ramp = ramp && table[i][c] == i;
+    }
+    for (int i = n; i < 256; i++) memset(table[i], ramp ? i : 0, 3);
+}
+
 static int read_frame(GifFileType *g, int fill, const struct iwp_image_limits *lim,
                       struct iwp_image *out, iwp_err *err) {
     const GifImageDesc *d = &g->Image;
@@ -64,13 +78,7 @@ static int read_frame(GifFileType *g, int fill, const struct iwp_image_limits *l
     IWP_TRY(iwp_decode_start("GIF", w, h, lim, out, err));
 
     uint8_t table[256][3];
-    for (int i = 0; i < 256; i++) memset(table[i], i, 3);
-    const ColorMapObject *map = d->ColorMap ? d->ColorMap : g->SColorMap;
-    for (int i = 0; map && i < map->ColorCount && i < 256; i++) {
-        table[i][0] = map->Colors[i].Red;
-        table[i][1] = map->Colors[i].Green;
-        table[i][2] = map->Colors[i].Blue;
-    }
+    read_table(d->ColorMap ? d->ColorMap : g->SColorMap, table);
     for (size_t i = 0; i < (size_t)w * (size_t)h; i++) memcpy(out->rgb + 3 * i, table[fill], 3);
 
     GifPixelType *line = malloc((size_t)d->Width);

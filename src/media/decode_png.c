@@ -49,11 +49,11 @@ static enum layout set_transforms(png_structp png, int type, int bits) {
     return type & PNG_COLOR_MASK_COLOR ? RGB8 : GREY8;
 }
 
-/* Entries beyond the file's palette are a grey ramp, Pillow's initial palette. */
+/* Entries beyond the file's palette are black, as in Pillow. */
 static void read_palette(png_structp png, png_infop info, uint8_t table[256][3]) {
     png_colorp pal = NULL;
     int n = 0;
-    for (int i = 0; i < 256; i++) memset(table[i], i, 3);
+    memset(table, 0, 256 * 3);
     if (!png_get_PLTE(png, info, &pal, &n)) return;
     for (int i = 0; i < n && i < 256; i++) {
         table[i][0] = pal[i].red;

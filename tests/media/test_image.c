@@ -1,0 +1,129 @@
+/* Decoders: every committed picture has the pixels Pillow reads from it; every bad one is one error. */
+#include "base/file.h"
+#include "media_test.h"
+
+static void test_all_formats(void) {
+    FILE *f = fopen(DATA "decode.txt", "r");
+    CHECK(f != NULL);
+    if (!f) return;
+    char name[64], want[65], got[65];
+    int w, h, n = 0;
+    while (fscanf(f, "%63s %d %d %64s", name, &w, &h, want) == 4) {
+        struct iwp_image im;
+        if (test_picture(name, &im) < 0) continue;
+        CHECK_MSG(im.w == w && im.h == h, "%s: %d x %d", name, im.w, im.h);
+        test_sha(im.rgb, (size_t)im.w * (size_t)im.h * 3, got);
+        CHECK_MSG(strcmp(got, want) == 0, "%s: pixels differ from Pillow's", name);
+        iwp_image_free(&im);
+        n++;
+    }
+    fclose(f);
+    CHECK(n >= 30);
+}
+
+static int decode(const void *data, size_t n, const struct iwp_image_limits *lim, iwp_err *err) {
+    struct iwp_image im;
+    /* An exact copy on the heap, so that the sanitizer sees a read past the end. */
+    uint8_t *copy = malloc(n ? n : 1);
+    memcpy(copy, data, n);
+    int rc = iwp_image_decode(copy, n, lim, &im, err);
+    CHECK((rc == 0) == (im.rgb != NULL));
+    iwp_image_free(&im);
+    free(copy);
+    return rc;
+}
+
+/* Cut and flipped copies of every kind must give a picture or one error line, never more. */
+static void test_damaged(void) {
+    static const char *const names[] = {
+        "rgb.png",       "interlaced.png", "jpeg-420.jpg", "jpeg-progressive.jpg",
+        "jpeg-cmyk.jpg", "lossy.webp",     "alpha.webp",   "lossless.webp",
+        "animated.webp", "plain.gif",      "animated.gif"};
+    uint64_t seed = 7;
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        char path[512];
+        uint8_t *data;
+        size_t n;
+        iwp_err err;
+        snprintf(path, sizeof path, DATA "decode/%s", names[k]);
+        CHECK(iwp_file_read(path, 1 << 20, &data, &n, &err) == 0);
+        for (size_t cut = 0; cut < n; cut += n / 37 + 1) {
+            int rc = decode(data, cut, NULL, &err);
+            CHECK_MSG(rc < 0 || cut > n / 2, "%s cut to %zu bytes was read", names[k], cut);
+            if (rc < 0) CHECK(err.msg[0] && !strchr(err.msg, '\n'));
+        }
+        CHECK_MSG(decode(data, n * 3 / 4, NULL, &err) < 0 || !strncmp(names[k], "animated", 8),
+                  "%s: a quarter is missing", names[k]);
+        for (int i = 0; i < 60; i++) {
+            size_t at = test_rand(&seed) % n;
+            uint8_t old = data[at];
+            data[at] ^= (uint8_t)(1 + test_rand(&seed) % 255);
+            int rc = decode(data, n, NULL, &err);
+            if (rc < 0) CHECK(err.msg[0]);
+            data[at] = old;
+        }
+        free(data);
+    }
+}
+
+static void put32(uint8_t *p, uint32_t v) {
+    for (int i = 0; i < 4; i++) p[i] = (uint8_t)(v >> (24 - 8 * i));
+}
+
+static uint32_t crc32_of(const uint8_t *p, size_t n) {
+    uint32_t c = ~0u;
+    for (size_t i = 0; i < n; i++) {
+        c ^= p[i];
+        for (int b = 0; b < 8; b++) c = c >> 1 ^ (c & 1 ? 0xedb88320u : 0);
+    }
+    return ~c;
+}
+
+/* A PNG header that claims w x h; valid checksum, hardly any data behind it. */
+static size_t png_header(uint8_t *out, uint32_t w, uint32_t h) {
+    static const uint8_t head[] = "\x89PNG\r\n\x1a\n\0\0\0\rIHDR";
+    memcpy(out, head, 16);
+    put32(out + 16, w);
+    put32(out + 20, h);
+    memcpy(out + 24, "\x08\x02\0\0\0", 5);
+    put32(out + 29, crc32_of(out + 12, 17));
+    memcpy(out + 33, "\0\0\0\0IDAT\x35\xaf\x06\x1e", 12);
+    return 45;
+}
+
+static void test_limits(void) {
+    uint8_t b[64];
+    iwp_err err;
+    struct iwp_image_limits lim = iwp_image_default_limits();
+    CHECK_INT(decode(b, 0, NULL, &err), IWP_EFORMAT);
+    CHECK_INT(decode("plain text, no picture", 22, NULL, &err), IWP_ENOTSUP);
+    CHECK_STR(err.msg, "not a JPEG, PNG, WebP or GIF picture");
+    CHECK_INT(decode(b, png_header(b, 0, 5), NULL, &err), IWP_EFORMAT);
+    CHECK_INT(decode(b, png_header(b, 100000, 5), NULL, &err), IWP_EINVAL);
+    CHECK_STR(err.msg, "PNG picture of 100000 x 5 pixels, the limit is 65535 a side");
+    CHECK_INT(decode(b, png_header(b, 60000, 60000), NULL, &err), IWP_EINVAL);
+    CHECK_STR(err.msg, "PNG picture of 60000 x 60000 pixels, the limit is 100000000 in all");
+    CHECK_INT(decode(b, png_header(b, 0x7fffffff, 0x7fffffff), NULL, &err), IWP_EINVAL);
+    lim.max_bytes = 10;
+    CHECK_INT(decode(b, png_header(b, 5, 5), &lim, &err), IWP_EINVAL);
+    CHECK_STR(err.msg, "picture of 45 bytes, the limit is 10");
+    lim = iwp_image_default_limits();
+    lim.max_pixels = 36 * 29;
+    struct iwp_image im;
+    static const char *const names[] = {"rgb.png", "jpeg-420.jpg", "lossy.webp", "plain.gif"};
+    for (int i = 0; i < 4; i++) {
+        char path[512];
+        snprintf(path, sizeof path, DATA "decode/%s", names[i]);
+        CHECK_INT(iwp_image_load(path, &lim, &im, &err), IWP_EINVAL);
+        CHECK(strstr(err.msg, names[i]) && strstr(err.msg, "37 x 29 pixels, the limit is 1044"));
+    }
+    CHECK_INT(iwp_image_load(DATA "absent.png", NULL, &im, &err), IWP_EIO);
+    CHECK(strstr(err.msg, "absent.png"));
+}
+
+int main(void) {
+    test_all_formats();
+    test_damaged();
+    test_limits();
+    return test_done();
+}
