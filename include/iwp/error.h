@@ -21,15 +21,15 @@ extern "C" {
 #endif
 
 /* One table gives the enum, its names and its texts. */
-#define IWP_STATUS_MAP(X)                                     \
-    X(OK, 0, "ok")                                            \
-    X(EINVAL, -1, "invalid argument")                         \
-    X(ENOMEM, -2, "out of memory")                            \
-    X(EFORMAT, -3, "malformed file")                          \
-    X(ENOTSUP, -4, "not supported")                           \
-    X(EIO, -5, "input/output error")                          \
-    X(EMISSING, -6, "a tensor or part that is needed is missing") \
-    X(ECANCELLED, -7, "interrupted")                          \
+#define IWP_STATUS_MAP(X)                                                                          \
+    X(OK, 0, "ok")                                                                                 \
+    X(EINVAL, -1, "invalid argument")                                                              \
+    X(ENOMEM, -2, "out of memory")                                                                 \
+    X(EFORMAT, -3, "malformed file")                                                               \
+    X(ENOTSUP, -4, "not supported")                                                                \
+    X(EIO, -5, "input/output error")                                                               \
+    X(EMISSING, -6, "a tensor or part that is needed is missing")                                  \
+    X(ECANCELLED, -7, "interrupted")                                                               \
     X(EINTERNAL, -8, "internal error")
 
 enum iwp_status {

@@ -13,16 +13,6 @@ uint64_t iwp_fnv64(uint64_t h, const void *data, size_t n) {
     return h;
 }
 
-uint64_t iwp_keep_hash(const int32_t *keep, int32_t n) {
-    uint64_t h = IWP_FNV64_INIT;
-    for (int32_t i = 0; i < n; i++) {
-        uint32_t u = (uint32_t)keep[i];
-        uint8_t b[4] = {(uint8_t)u, (uint8_t)(u >> 8), (uint8_t)(u >> 16), (uint8_t)(u >> 24)};
-        h = iwp_fnv64(h, b, 4);
-    }
-    return h;
-}
-
 static const uint32_t K[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,

@@ -1,4 +1,4 @@
-/* Hashes: FNV-1a-64 for keep-lists (the contract's keep_hash), SHA-256 for files and caches. */
+/* Hashes: FNV-1a-64 for small things (keep-lists), SHA-256 for files and caches. */
 #ifndef IWP_BASE_HASH_H
 #define IWP_BASE_HASH_H
 
@@ -9,8 +9,6 @@
 
 #define IWP_FNV64_INIT 0xcbf29ce484222325u
 uint64_t iwp_fnv64(uint64_t h, const void *data, size_t n);
-/* Over the indices as little-endian int32. */
-uint64_t iwp_keep_hash(const int32_t *keep, int32_t n);
 
 struct iwp_sha256 {
     uint32_t h[8];

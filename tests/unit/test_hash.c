@@ -1,5 +1,6 @@
 /* Hashes against published values. */
 #include "base/hash.h"
+#include "iwp/prune.h"
 
 #include <unistd.h>
 

@@ -1,0 +1,187 @@
+/* AVX-512: see kern.h for the order of operations every variant keeps. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <math.h>
+
+#include "kern/kern.h"
+
+/* NaN becomes the low end (max returns its second operand), as in the reference. */
+static inline __m512 exp16(__m512 x) {
+    const __m512 magic = _mm512_set1_ps(IWP_EXP_MAGIC), one = _mm512_set1_ps(1.0f);
+    x = _mm512_max_ps(x, _mm512_set1_ps(IWP_EXP_LOW));
+    __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(IWP_EXP_LOG2E), magic), magic);
+    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-IWP_EXP_LN2HI), x);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-IWP_EXP_LN2LO), r);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(IWP_EXP_C6), r, _mm512_set1_ps(IWP_EXP_C5));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(IWP_EXP_C4));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(IWP_EXP_C3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(IWP_EXP_C2));
+    p = _mm512_fmadd_ps(p, r, one);
+    p = _mm512_fmadd_ps(p, r, one);
+    __m512i e = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), e));
+}
+
+static inline __mmask16 tail(int32_t n) { return (__mmask16)((1u << n) - 1); }
+
+/* (i, i+8), (i, i+4), (i, i+2), (i, i+1) */
+static inline float tree(__m512 s) {
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    b = _mm_add_ss(b, _mm_movehdup_ps(b));
+    return _mm_cvtss_f32(b);
+}
+
+static void dots(float *out, const float *x, const float *q, int64_t stride, int32_t n_q,
+                 int32_t d) {
+    int32_t j = 0, whole = d & ~15;
+    for (; j + 4 <= n_q; j += 4) {
+        const float *a = q + j * stride, *b = a + stride, *c = b + stride, *e = c + stride;
+        __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+        for (int32_t t = 0; t < whole; t += 16) {
+            __m512 v = _mm512_loadu_ps(x + t);
+            s0 = _mm512_fmadd_ps(v, _mm512_loadu_ps(a + t), s0);
+            s1 = _mm512_fmadd_ps(v, _mm512_loadu_ps(b + t), s1);
+            s2 = _mm512_fmadd_ps(v, _mm512_loadu_ps(c + t), s2);
+            s3 = _mm512_fmadd_ps(v, _mm512_loadu_ps(e + t), s3);
+        }
+        if (whole < d) {
+            __mmask16 m = tail(d - whole);
+            __m512 v = _mm512_maskz_loadu_ps(m, x + whole);
+            s0 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, a + whole), s0, m);
+            s1 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, b + whole), s1, m);
+            s2 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, c + whole), s2, m);
+            s3 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, e + whole), s3, m);
+        }
+        out[j] = tree(s0);
+        out[j + 1] = tree(s1);
+        out[j + 2] = tree(s2);
+        out[j + 3] = tree(s3);
+    }
+    for (; j < n_q; j++) {
+        const float *a = q + j * stride;
+        __m512 s = _mm512_setzero_ps();
+        for (int32_t t = 0; t < whole; t += 16)
+            s = _mm512_fmadd_ps(_mm512_loadu_ps(x + t), _mm512_loadu_ps(a + t), s);
+        if (whole < d) {
+            __mmask16 m = tail(d - whole);
+            s = _mm512_mask3_fmadd_ps(_mm512_maskz_loadu_ps(m, x + whole),
+                                      _mm512_maskz_loadu_ps(m, a + whole), s, m);
+        }
+        out[j] = tree(s);
+    }
+}
+
+static float norm2(const float *x, int32_t d) {
+    __m512 s = _mm512_setzero_ps();
+    int32_t t = 0;
+    for (; t + 16 <= d; t += 16) {
+        __m512 v = _mm512_loadu_ps(x + t);
+        s = _mm512_fmadd_ps(v, v, s);
+    }
+    if (t < d) {
+        __mmask16 m = tail(d - t);
+        __m512 v = _mm512_maskz_loadu_ps(m, x + t);
+        s = _mm512_mask3_fmadd_ps(v, v, s, m);
+    }
+    return tree(s);
+}
+
+/* 2 vectors of lanes × R rows of accumulators in registers: 24 for R = 12. */
+#define TILE(R)                                                                                    \
+    static void tile##R(float *out, const float *panel, const float *block, int32_t d) {           \
+        __m512 s[R][2];                                                                            \
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) s[r][0] = s[r][1] =                   \
+            _mm512_setzero_ps();                                                                   \
+        for (int32_t t = 0; t < d; t++) {                                                          \
+            __m512 a = _mm512_loadu_ps(panel), b = _mm512_loadu_ps(panel + 16);                    \
+            _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                                 \
+                __m512 w = _mm512_set1_ps(block[r]);                                               \
+                s[r][0] = _mm512_fmadd_ps(a, w, s[r][0]);                                          \
+                s[r][1] = _mm512_fmadd_ps(b, w, s[r][1]);                                          \
+            }                                                                                      \
+            panel += IWP_PANEL;                                                                    \
+            block += R;                                                                            \
+        }                                                                                          \
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                                     \
+            _mm512_storeu_ps(out + r * IWP_PANEL, s[r][0]);                                        \
+            _mm512_storeu_ps(out + r * IWP_PANEL + 16, s[r][1]);                                   \
+        }                                                                                          \
+    }
+TILE(1)
+TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+
+    static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
+                           int32_t d) {
+    static void (*const tiles[])(float *, const float *, const float *, int32_t) = {
+        tile1, tile2, tile3, tile4, tile5, tile6, tile7, tile8, tile9, tile10, tile11, tile12};
+    if (n_row > 0) tiles[n_row - 1](out, panel, block, d);
+}
+
+static float exp_shift_sum(float *x, float shift, int32_t n) {
+    __m512 s = _mm512_setzero_ps(), m = _mm512_set1_ps(shift);
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512 e = exp16(_mm512_sub_ps(_mm512_loadu_ps(x + i), m));
+        _mm512_storeu_ps(x + i, e);
+        s = _mm512_add_ps(s, e);
+    }
+    if (i < n) {
+        __mmask16 k = tail(n - i);
+        __m512 e = exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(k, x + i), m));
+        _mm512_mask_storeu_ps(x + i, k, e);
+        s = _mm512_mask_add_ps(s, k, s, e);
+    }
+    return tree(s);
+}
+
+static inline __m512 rbf16(const float *kk, const float *a, __m512 b, __m512 scale) {
+    __m512 e = _mm512_fmsub_ps(_mm512_set1_ps(2.0f), _mm512_loadu_ps(kk),
+                               _mm512_add_ps(_mm512_loadu_ps(a), b));
+    e = _mm512_mul_ps(e, scale);
+    return exp16(_mm512_min_ps(e, _mm512_setzero_ps()));
+}
+
+static void rbf_row(float *x, const float *kk, const float *a, float b, float scale) {
+    __m512 vb = _mm512_set1_ps(b), vs = _mm512_set1_ps(scale);
+    for (int i = 0; i < IWP_PANEL; i += 16) _mm512_storeu_ps(x + i, rbf16(kk + i, a + i, vb, vs));
+}
+
+static void dw_row(float *acc, const float *kk, const float *cv, const float *a, float b,
+                   float scale) {
+    __m512 vb = _mm512_set1_ps(b), vs = _mm512_set1_ps(scale);
+    for (int i = 0; i < IWP_PANEL; i += 16) {
+        __m512 s = _mm512_mul_ps(_mm512_loadu_ps(cv + i), rbf16(kk + i, a + i, vb, vs));
+        _mm512_storeu_ps(acc + i, _mm512_fmadd_ps(s, s, _mm512_loadu_ps(acc + i)));
+    }
+}
+
+static void max_row(float *m, const float *x, int32_t n) {
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(m + i, _mm512_max_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(m + i)));
+    for (; i < n; i++) m[i] = x[i] > m[i] ? x[i] : m[i];
+}
+
+static void f16_to_f32(const uint16_t *src, float *dst, int32_t n) {
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(
+            dst + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(src + i))));
+    for (; i < n; i++) dst[i] = _cvtsh_ss(src[i]);
+}
+
+void iwp_kern_init_avx512(struct iwp_kern *k) {
+    k->dots = dots;
+    k->norm2 = norm2;
+    k->panel_dots = panel_dots;
+    k->exp_shift_sum = exp_shift_sum;
+    k->dw_row = dw_row;
+    k->rbf_row = rbf_row;
+    k->max_row = max_row;
+    k->f16_to_f32 = f16_to_f32;
+}
+#else
+typedef int iwp_kern_avx512_empty;
+#endif

@@ -1,0 +1,352 @@
+/* Information magnitude: one number per visual token (spec/iwp.md 3).
+ *
+ * One pass over k and v gives the logits of every head and the value norms; everything after that
+ * works on [heads][tokens] floats.  The result stays a logarithm: logits may differ by hundreds and
+ * their exponentials must still be ordered. */
+#include <math.h>
+#include <string.h>
+
+#include "kern/kern.h"
+#include "prune/iwp_parts.h"
+
+enum { CHUNK = 256 };
+
+struct metric {
+    uint8_t reads_query, reads_key, reads_value, is_exp, per_query_head;
+};
+static const struct metric metrics[] = {
+    [MAG_KV] = {1, 1, 1, 1, 0},          [MAG_K] = {1, 1, 0, 1, 0},
+    [MAG_VNORM] = {0, 0, 1, 0, 0},       [MAG_KNORM] = {0, 1, 0, 0, 0},
+    [MAG_PHIK] = {0, 1, 0, 1, 0},        [MAG_DW] = {0, 1, 1, 1, 0},
+    [MAG_CENTERED] = {1, 1, 1, 1, 1},    [MAG_DELETION] = {1, 1, 1, 1, 1},
+    [MAG_KV_DELETION] = {1, 1, 1, 1, 1},
+};
+
+int iwp_magnitude_needs(const struct iwp_iwp_options *o, struct iwp_need *out, int n, int cap) {
+    const struct metric *m = &metrics[o->magnitude];
+    static const enum iwp_rows rows[] = {IWP_ROWS_TEXT_AFTER, IWP_ROWS_TEXT, IWP_ROWS_TEXT,
+                                         IWP_ROWS_VISUAL, IWP_ROWS_LAST};
+    /* Without a softmax over all keys only visual rows are read. */
+    enum iwp_rows keys = m->is_exp && (o->head_norm == HEAD_SOFTMAX_ALL || m->per_query_head)
+                             ? IWP_ROWS_ALL
+                             : IWP_ROWS_VISUAL;
+    if (m->reads_query)
+        n = iwp_need_add(out, n, cap, o->magnitude_rope ? IWP_TENSOR_Q_ROPE : IWP_TENSOR_Q,
+                         rows[o->query], 0);
+    if (m->reads_key)
+        n = iwp_need_add(out, n, cap, o->magnitude_rope ? IWP_TENSOR_K_ROPE : IWP_TENSOR_K, keys,
+                         0);
+    if (m->reads_value)
+        n = iwp_need_add(out, n, cap, IWP_TENSOR_V,
+                         m->per_query_head ? IWP_ROWS_ALL : IWP_ROWS_VISUAL, 0);
+    return n;
+}
+
+void iwp_magnitude_layout(struct iwp_magnitude_plan *m, const struct iwp_view *v,
+                          struct iwp_arena *a) {
+    const struct iwp_iwp_options *o = IWP_OPTIONS(iwp_iwp_options, v->params);
+    const struct metric *t = &metrics[o->magnitude];
+    const struct iwp_array *arr = v->in->arr;
+    memset(m, 0, sizeof *m);
+    m->v = v;
+    m->o = o;
+    m->q = t->reads_query ? &arr[o->magnitude_rope ? IWP_TENSOR_Q_ROPE : IWP_TENSOR_Q] : NULL;
+    m->k = t->reads_key ? &arr[o->magnitude_rope ? IWP_TENSOR_K_ROPE : IWP_TENSOR_K] : NULL;
+    m->val = t->reads_value ? &arr[IWP_TENSOR_V] : NULL;
+    const struct iwp_array *kv = m->k ? m->k : m->val;
+    m->n_head_kv = kv->n_head;
+    m->n_head =
+        m->q ? m->q->n_head : kv->n_head; /* without a query all heads of a group are equal */
+    m->d = kv->n_dim;
+    size_t nh = (size_t)m->n_head, nk = (size_t)m->n_head_kv;
+    m->query = IWP_TAKE(a, float, nh *(size_t)m->d);
+    m->logit = IWP_TAKE(a, float, t->is_exp ? nh *(size_t)v->n : 1);
+    m->vnorm = IWP_TAKE(a, float, nk *(size_t)v->n_visual);
+    m->weight = t->per_query_head ? IWP_TAKE(a, float, nh *(size_t)v->n_visual) : m->vnorm;
+    m->offset = IWP_TAKE(a, double, nh);
+    m->lse = IWP_TAKE(a, double, nh);
+    m->log_p = IWP_TAKE(a, double, v->n_visual);
+    m->scratch = IWP_TAKE(a, float, nh *(size_t)m->d * 2);
+}
+
+/* ---- the representative query ---------------------------------------------------------------------- */
+
+static int in_query(const struct iwp_view *v, int32_t mode, int32_t i) {
+    uint8_t c = v->in->code[i];
+    int text = c == IWP_CODE_TEXT || c == IWP_CODE_USER;
+    switch (mode) {
+    case QUERY_TEXT_AFTER: return text && i > v->first_visual;
+    case QUERY_TEXT_ALL: return text;
+    case QUERY_TEXT_USER: return c == IWP_CODE_USER;
+    case QUERY_IMAGE: return !text;
+    default: return i == v->n - 1;
+    }
+}
+
+static void mean_query(void *arg, int32_t h) {
+    struct iwp_magnitude_plan *m = arg;
+    float *out = m->query + (size_t)h * (size_t)m->d,
+          *tmp = m->scratch + (size_t)h * (size_t)m->d * 2;
+    double sum[64];
+    int32_t count = 0;
+    for (int32_t i = 0; i < m->v->n; i++) count += in_query(m->v, m->o->query, i);
+    for (int32_t t0 = 0; t0 < m->d; t0 += 64) {
+        int32_t nt = m->d - t0 < 64 ? m->d - t0 : 64;
+        memset(sum, 0, sizeof sum);
+        for (int32_t i = 0; i < m->v->n; i++) {
+            if (!in_query(m->v, m->o->query, i)) continue;
+            const float *row = iwp_array_row(m->q, i, h, tmp) + t0;
+            for (int32_t t = 0; t < nt; t++) sum[t] += (double)row[t];
+        }
+        for (int32_t t = 0; t < nt; t++) {
+            out[t0 + t] = (float)(sum[t] / count);
+            if (!(fabsf(out[t0 + t]) <= 3e38f)) m->bad = 1; /* a race writes the same 1 */
+        }
+    }
+}
+
+/* ---- logits and norms: the one pass over k and v ------------------------------------------------ */
+
+/* For numbers whose float form overflowed: the same in double, clamped. */
+static float safe_dot(const float *x, const float *y, int32_t d, double factor) {
+    double s = 0;
+    for (int32_t t = 0; t < d; t++) s += (double)x[t] * (double)y[t];
+    s *= factor;
+    return (float)(s > 1e38 ? 1e38 : s < -1e38 ? -1e38 : s);
+}
+
+static float safe_norm(const struct iwp_kern *kern, const float *x, int32_t d) {
+    float n2 = kern->norm2(x, d);
+    if (n2 <= 1e37f && n2 >= 1e-30f) return sqrtf(n2);
+    double s = 0;
+    for (int32_t t = 0; t < d; t++) s += (double)x[t] * (double)x[t];
+    s = sqrt(s);
+    return (float)(s > 1e38 ? 1e38 : s);
+}
+
+static void key_rows(void *arg, int32_t chunk) {
+    struct iwp_magnitude_plan *m = arg;
+    const struct iwp_kern *kern = iwp_kern_get();
+    const struct iwp_view *v = m->v;
+    int32_t group = m->n_head / m->n_head_kv, d = m->d,
+            r1 = (chunk + 1) * CHUNK < v->n ? (chunk + 1) * CHUNK : v->n;
+    float factor = 1.0f / sqrtf((float)d), out[256], tmp[1024];
+    int gauss = !m->q;
+    int visual_only =
+        m->o->head_norm != HEAD_SOFTMAX_ALL && !metrics[m->o->magnitude].per_query_head;
+    for (int32_t r = chunk * CHUNK; r < r1; r++) {
+        if (visual_only && (v->in->code[r] == IWP_CODE_TEXT || v->in->code[r] == IWP_CODE_USER))
+            continue;
+        for (int32_t g = 0; g < m->n_head_kv; g++) {
+            const float *k = iwp_array_row(m->k, r, g, tmp);
+            if (gauss) {
+                float x = 0.5f * factor * kern->norm2(k, d);
+                if (!(x <= 1e37f)) x = safe_dot(k, k, d, 0.5 * (double)factor), m->bad = 1;
+                m->logit[(size_t)g * (size_t)v->n + (size_t)r] = x;
+                continue;
+            }
+            for (int32_t j0 = 0; j0 < group; j0 += 256) {
+                int32_t nj = group - j0 < 256 ? group - j0 : 256;
+                const float *q = m->query + (size_t)(g * group + j0) * (size_t)d;
+                kern->dots(out, k, q, d, nj, d);
+                for (int32_t j = 0; j < nj; j++) {
+                    float x = out[j] * factor;
+                    if (!(fabsf(x) <= 1e37f))
+                        x = safe_dot(k, q + (size_t)j * (size_t)d, d, (double)factor), m->bad = 1;
+                    m->logit[(size_t)(g * group + j0 + j) * (size_t)v->n + (size_t)r] = x;
+                }
+            }
+        }
+    }
+}
+
+static void norm_rows(void *arg, int32_t chunk) {
+    struct iwp_magnitude_plan *m = arg;
+    const struct iwp_kern *kern = iwp_kern_get();
+    const struct iwp_view *v = m->v;
+    const struct iwp_array *a = m->val ? m->val : m->k;
+    int32_t i1 = (chunk + 1) * CHUNK < v->n_visual ? (chunk + 1) * CHUNK : v->n_visual;
+    float tmp[1024];
+    for (int32_t i = chunk * CHUNK; i < i1; i++)
+        for (int32_t g = 0; g < m->n_head_kv; g++) {
+            float x = safe_norm(kern, iwp_array_row(a, v->visual[i], g, tmp), m->d);
+            if (!(x < 1e38f)) m->bad = 1;
+            m->vnorm[(size_t)g * (size_t)v->n_visual + (size_t)i] = x;
+        }
+}
+
+/* ---- head normalisation ---------------------------------------------------------------------------- */
+
+/* log of the sum of exponentials over all keys, or over the visual ones. */
+static double log_sum(const struct iwp_magnitude_plan *m, const float *l, int visual, float *max) {
+    const struct iwp_kern *kern = iwp_kern_get();
+    const struct iwp_view *v = m->v;
+    int32_t n = visual ? v->n_visual : v->n;
+    float buf[CHUNK], top = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        float x = l[visual ? v->visual[i] : i];
+        top = x > top ? x : top;
+    }
+    double sum = 0;
+    for (int32_t i0 = 0; i0 < n; i0 += CHUNK) {
+        int32_t c = n - i0 < CHUNK ? n - i0 : CHUNK;
+        for (int32_t i = 0; i < c; i++) buf[i] = l[visual ? v->visual[i0 + i] : i0 + i];
+        sum += (double)kern->exp_shift_sum(buf, top, c);
+    }
+    *max = top;
+    return (double)top + iwp_math_log(sum);
+}
+
+static void head_offset(void *arg, int32_t h) {
+    struct iwp_magnitude_plan *m = arg;
+    const float *l = m->logit + (size_t)h * (size_t)m->v->n;
+    float max_all, max_visual;
+    int per_head = metrics[m->o->magnitude].per_query_head;
+    if (m->o->head_norm == HEAD_SOFTMAX_ALL || per_head) m->lse[h] = log_sum(m, l, 0, &max_all);
+    if (m->o->head_norm == HEAD_SOFTMAX_ALL) {
+        m->offset[h] = m->lse[h];
+        return;
+    }
+    double lse = log_sum(m, l, 1, &max_visual);
+    m->offset[h] = m->o->head_norm == HEAD_SOFTMAX ? lse : (double)max_visual;
+}
+
+/* ---- weights that depend on the attention output ------------------------------------------------- */
+
+/* o (or, with skip ≥ 0, the output without that token) of head h; returns the sum of the weights. */
+static double attend(const struct iwp_magnitude_plan *m, int32_t h, int32_t skip, double *o,
+                     float *tmp) {
+    int32_t g = iwp_kv_head(h, m->n_head, m->n_head_kv);
+    const float *l = m->logit + (size_t)h * (size_t)m->v->n;
+    double total = 0, top = -INFINITY;
+    memset(o, 0, sizeof(double) * (size_t)m->d);
+    for (int32_t s = 0; s < m->v->n; s++)
+        if (s != skip && (double)l[s] > top) top = (double)l[s];
+    for (int32_t s = 0; s < m->v->n; s++) {
+        if (s == skip) continue;
+        double w = iwp_math_exp((double)l[s] - top);
+        const float *row = iwp_array_row(m->val, s, g, tmp);
+        for (int32_t t = 0; t < m->d; t++) o[t] += w * (double)row[t];
+        total += w;
+    }
+    if (total > 0)
+        for (int32_t t = 0; t < m->d; t++) o[t] /= total;
+    return total > 0 ? iwp_math_exp(top - m->lse[h] + iwp_math_log(total))
+                     : 0; /* share of these keys */
+}
+
+static double distance(const float *row, const double *o, int32_t d) {
+    double s = 0;
+    for (int32_t t = 0; t < d; t++) s += ((double)row[t] - o[t]) * ((double)row[t] - o[t]);
+    return sqrt(s);
+}
+
+static void weigh_head(void *arg, int32_t h) {
+    struct iwp_magnitude_plan *m = arg;
+    const struct iwp_view *v = m->v;
+    int32_t g = iwp_kv_head(h, m->n_head, m->n_head_kv);
+    double o[1024], rest[1024];
+    float tmp[1024];
+    attend(m, h, -1, o, tmp);
+    const float *l = m->logit + (size_t)h * (size_t)v->n;
+    for (int32_t i = 0; i < v->n_visual; i++) {
+        int32_t s = v->visual[i];
+        double w = iwp_math_exp((double)l[s] - m->lse[h]), x, others = 1 - w;
+        /* One token per head at most has w above a half: take the others' sum directly there. */
+        int direct = w > 0.5 && m->o->magnitude != MAG_CENTERED;
+        if (direct) others = attend(m, h, s, rest, tmp);
+        if (others < 1e-300) others = 1e-300;
+        const float *row = iwp_array_row(m->val, s, g, tmp);
+        if (m->o->magnitude == MAG_KV_DELETION)
+            x = (double)m->vnorm[(size_t)g * (size_t)v->n_visual + (size_t)i] / others;
+        else if (m->o->magnitude == MAG_CENTERED)
+            x = distance(row, o, m->d);
+        else
+            x = direct ? distance(row, rest, m->d) : distance(row, o, m->d) / others;
+        m->weight[(size_t)h * (size_t)v->n_visual + (size_t)i] = (float)(x > 1e38 ? 1e38 : x);
+    }
+}
+
+/* ---- mean over heads, as a logarithm --------------------------------------------------------------- */
+
+static void combine(void *arg, int32_t chunk) {
+    struct iwp_magnitude_plan *m = arg;
+    const struct iwp_kern *kern = iwp_kern_get();
+    const struct iwp_view *v = m->v;
+    int per_head = metrics[m->o->magnitude].per_query_head,
+        weighted = metrics[m->o->magnitude].reads_value;
+    int32_t i0 = chunk * CHUNK, n = v->n_visual - i0 < CHUNK ? v->n_visual - i0 : CHUNK;
+    float top[CHUNK], sum[CHUNK], e[CHUNK];
+    for (int32_t i = 0; i < n; i++) top[i] = -INFINITY, sum[i] = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t h = 0; h < m->n_head; h++) {
+            const float *l = m->logit + (size_t)h * (size_t)v->n;
+            int32_t row = per_head ? h : iwp_kv_head(h, m->n_head, m->n_head_kv);
+            const float *w = m->weight + (size_t)row * (size_t)v->n_visual + i0;
+            for (int32_t i = 0; i < n; i++)
+                e[i] = (float)((double)l[v->visual[i0 + i]] - m->offset[h]);
+            if (pass == 0) { /* the largest exponent among the heads that count */
+                for (int32_t i = 0; i < n; i++)
+                    if ((!weighted || w[i] > 0) && e[i] > top[i]) top[i] = e[i];
+                continue;
+            }
+            for (int32_t i = 0; i < n; i++) {
+                float x = e[i] - top[i];
+                e[i] = x < 0 ? x : 0;
+            }
+            kern->exp_shift_sum(e, 0, n);
+            for (int32_t i = 0; i < n; i++) sum[i] = sum[i] + (weighted ? e[i] * w[i] : e[i]);
+        }
+    for (int32_t i = 0; i < n; i++)
+        m->log_p[i0 + i] =
+            sum[i] > 0 ? (double)top[i] + iwp_math_log((double)sum[i] / m->n_head) : -INFINITY;
+}
+
+static void combine_norms(struct iwp_magnitude_plan *m) {
+    const struct iwp_view *v = m->v;
+    for (int32_t i = 0; i < v->n_visual; i++) {
+        double s = 0;
+        for (int32_t g = 0; g < m->n_head_kv; g++)
+            s += (double)m->vnorm[(size_t)g * (size_t)v->n_visual + (size_t)i];
+        m->log_p[i] = iwp_math_log(s / m->n_head_kv);
+    }
+}
+
+static int check_finite(const struct iwp_magnitude_plan *m, iwp_err *err) {
+    struct iwp_need need[4];
+    int n = iwp_magnitude_needs(m->o, need, 0, 4);
+    for (int i = 0; i < n; i++)
+        IWP_TRY(iwp_array_check_finite(m->v->in, need[i].tensor, need[i].rows, m->v->first_visual,
+                                       err));
+    return 0;
+}
+
+int iwp_magnitude_run(struct iwp_magnitude_plan *m, iwp_err *err) {
+    const struct iwp_view *v = m->v;
+    const struct metric *t = &metrics[m->o->magnitude];
+    if (m->q) {
+        int32_t count = 0;
+        for (int32_t i = 0; i < v->n; i++) count += in_query(v, m->o->query, i);
+        static const char *const names[] = {"text-after", "text-all", "text-user", "image", "last"};
+        IWP_REQUIRE(count > 0, err, IWP_EINVAL, "query=%s: the prompt has no such token",
+                    names[m->o->query]);
+        iwp_parallel(v->exec, mean_query, m, m->n_head);
+    }
+    if (t->reads_value || !t->is_exp)
+        iwp_parallel(v->exec, norm_rows, m, (v->n_visual + CHUNK - 1) / CHUNK);
+    if (t->is_exp) iwp_parallel(v->exec, key_rows, m, (v->n + CHUNK - 1) / CHUNK);
+    if (m->bad) IWP_TRY(check_finite(m, err));
+    if (!t->is_exp) {
+        combine_norms(m);
+        return 0;
+    }
+    iwp_parallel(v->exec, head_offset, m, m->n_head);
+    if (m->o->head_norm == HEAD_RAW) { /* one common shift */
+        double top = m->offset[0];
+        for (int32_t h = 1; h < m->n_head; h++) top = m->offset[h] > top ? m->offset[h] : top;
+        for (int32_t h = 0; h < m->n_head; h++) m->offset[h] = top;
+    }
+    if (t->per_query_head) iwp_parallel(v->exec, weigh_head, m, m->n_head);
+    iwp_parallel(v->exec, combine, m, (v->n_visual + CHUNK - 1) / CHUNK);
+    return 0;
+}

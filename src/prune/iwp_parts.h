@@ -1,0 +1,124 @@
+/* The parts the paper ablates, each a file: magnitude (iwp_magnitude.c), duplication
+ * (iwp_duplication.c), selector (iwp_selector.c).  method_iwp.c joins them.  spec/iwp.md 3-5. */
+#ifndef IWP_PRUNE_PARTS_H
+#define IWP_PRUNE_PARTS_H
+
+#include "prune/method.h"
+
+enum iwp_magnitude {
+    MAG_KV,
+    MAG_K,
+    MAG_VNORM,
+    MAG_KNORM,
+    MAG_PHIK,
+    MAG_DW,
+    MAG_CENTERED,
+    MAG_DELETION,
+    MAG_KV_DELETION
+};
+enum iwp_query { QUERY_TEXT_AFTER, QUERY_TEXT_ALL, QUERY_TEXT_USER, QUERY_IMAGE, QUERY_LAST };
+enum iwp_head_norm { HEAD_SOFTMAX_ALL, HEAD_SOFTMAX, HEAD_MAX, HEAD_RAW };
+enum iwp_scale { SCALE_MAX, SCALE_MINMAX, SCALE_NONE };
+enum iwp_duplication { DUP_DW, DUP_RBF, DUP_COS_K, DUP_COS_V, DUP_COS_H };
+enum iwp_dup_heads { DUP_MEAN_SQ, DUP_SQ_MEAN, DUP_CONCAT, DUP_JOINT };
+enum iwp_dup_norm { DUP_NORM_NONE, DUP_NORM_CLIP, DUP_NORM_AFFINE, DUP_NORM_MINMAX };
+enum iwp_selector { SEL_PC_MMR, SEL_TOPK, SEL_MMR_MULT, SEL_MMR_ADD };
+enum iwp_penalty { PENALTY_NEW, PENALTY_ALL, PENALTY_ALL_FRESH };
+
+struct iwp_iwp_options {
+    int32_t magnitude, query, magnitude_rope, head_norm, scale;
+    int32_t duplication, duplication_rope, duplication_heads, duplication_norm,
+        square; /* square -1: by metric */
+    int32_t selector, chunk, penalty;
+    double growth, lambda, floor, gamma;
+};
+
+/* ---- magnitude --------------------------------------------------------------------------------- */
+
+struct iwp_magnitude_plan {
+    const struct iwp_view *v;
+    const struct iwp_iwp_options *o;
+    const struct iwp_array *q, *k, *val; /* may be NULL when the metric does not read them */
+    int32_t n_head, n_head_kv, d;
+    float *query;    /* [n_head][d] */
+    float *logit;    /* [n_head][n] */
+    float *weight;   /* [n_head_kv][n_visual] or, for weights per query head, [n_head][n_visual] */
+    float *vnorm;    /* [n_head_kv][n_visual] */
+    double *offset;  /* [n_head] what head-norm subtracts from the logits */
+    double *lse;     /* [n_head] log of the sum over all keys */
+    double *log_p;   /* [n_visual] */
+    float *scratch;  /* [chunks] per-task */
+    _Atomic int bad; /* a non-finite or overflowing number was met */
+};
+
+void iwp_magnitude_layout(struct iwp_magnitude_plan *m, const struct iwp_view *v,
+                          struct iwp_arena *a);
+/* log_p of every visual token (−inf for a zero magnitude). */
+int iwp_magnitude_run(struct iwp_magnitude_plan *m, iwp_err *err);
+int iwp_magnitude_needs(const struct iwp_iwp_options *o, struct iwp_need *out, int n, int cap);
+
+/* ---- duplication ------------------------------------------------------------------------------- */
+
+/* Packed tokens: panels of 32 lanes.  Lane vectors of one panel: for each head, [d1][32] centred
+ * keys (when the metric has a Gaussian), then [d2][32] unit vectors (when it has a cosine). */
+struct iwp_dup {
+    const struct iwp_view *v;
+    const struct iwp_iwp_options *o;
+    int32_t n_head, d1, d2; /* heads after `concat`; widths, 0 = part unused */
+    int32_t metric, heads, norm, square, joint;
+    float scale;                        /* 1 / (2 sqrt(d)) */
+    const struct iwp_array *key, *unit; /* sources of the two parts */
+    int32_t n, n_panel;                 /* tokens and panels of the current unit */
+    float *panel;                       /* [n_panel][n_head][d1+d2][32] */
+    float *norm2;         /* [n_panel][n_head][32] squared norms of the centred keys */
+    float *share;         /* [n_panel][n_head][32] joint only: weight of each head */
+    int32_t *token;       /* [n_panel*32] pool index of each lane, -1 = hole */
+    int32_t *lane;        /* [n_pool] where a pool token lies */
+    double *mean;         /* [n_head][d1] */
+    float lo[64], hi[64]; /* minmax: range per head (or of the mean in slot 0) */
+    float *block, *block_norm2, *block_share; /* packed rows of the tokens asked about */
+    int32_t *row_at;                          /* [cap_row] lane of each row */
+    int32_t n_row, cap_row;
+    int range_only; /* leave the combined similarity unshaped (while finding its range) */
+    _Atomic int bad;
+};
+
+enum { DUP_ROWS = 96 }; /* rows that share one accumulator block on the stack */
+
+int iwp_dup_needs(const struct iwp_iwp_options *o, struct iwp_need *out, int n, int cap);
+/* n_max: tokens of the largest unit; cap_row: most rows asked about at once. */
+int iwp_dup_layout(struct iwp_dup *d, const struct iwp_view *v, int32_t n_max, int32_t cap_row,
+                   struct iwp_arena *a, iwp_err *err);
+/* Packs pool tokens [first, first+n). */
+int iwp_dup_pack(struct iwp_dup *d, int32_t first, int32_t n, iwp_err *err);
+/* Takes tokens (pool indices) as the rows of the next calls. */
+void iwp_dup_rows(struct iwp_dup *d, const int32_t *token, int32_t n);
+/* best[lane] = max over all rows of D(row, lane), for one panel. */
+void iwp_dup_panel_max(const struct iwp_dup *d, int32_t panel, float *best);
+/* out[row*stride + lane] = D for rows [r0, r0+n) of one panel. */
+void iwp_dup_panel(const struct iwp_dup *d, int32_t panel, int32_t r0, int32_t n, float *out);
+/* Bytes-wise copy of a lane into another slot of a (possibly other) packed store of the same shape. */
+void iwp_dup_copy_lane(const struct iwp_dup *from, int32_t at_from, struct iwp_dup *to,
+                       int32_t at_to);
+
+/* ---- selectors --------------------------------------------------------------------------------- */
+
+struct iwp_selector_plan {
+    struct iwp_view *v;
+    const struct iwp_iwp_options *o;
+    struct iwp_dup *dup, store; /* store: selected tokens in order (greedy selectors) */
+    double *log_p;              /* [n_pool] magnitude, natural logarithm */
+    double *value;              /* [n_pool] log_p with penalties, or the additive score */
+    float *s_max;               /* [n_pool] running maximum of D to the selected */
+    int32_t *order;             /* [n_pool] */
+    int32_t *holes;             /* [2 n_pool] moves that close holes */
+    int32_t *seen;              /* [n_pool] greedy: selected tokens already applied */
+    float *pair;                /* greedy: D of a batch of candidates to the selected */
+};
+
+void iwp_selector_layout(struct iwp_selector_plan *s, struct iwp_view *v,
+                         const struct iwp_iwp_options *o, struct iwp_dup *dup, int32_t m_max,
+                         struct iwp_arena *a);
+int iwp_selector_run(struct iwp_selector_plan *s, int32_t unit, iwp_err *err);
+
+#endif

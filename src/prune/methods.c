@@ -1,0 +1,25 @@
+/* The table: every place that lists, validates or documents methods reads it. */
+#include "prune/methods.h"
+
+#include <string.h>
+
+static const struct iwp_method *const table[] = {
+    &iwp_method_iwp,
+    &iwp_method_none,
+    &iwp_method_random,
+    &iwp_method_uniform,
+};
+
+int32_t iwp_method_count(void) { return (int32_t)(sizeof table / sizeof table[0]); }
+
+const struct iwp_method *iwp_method_at(int32_t i) {
+    return i >= 0 && i < iwp_method_count() ? table[i] : NULL;
+}
+
+const struct iwp_method *iwp_method_find(const char *name) {
+    for (int32_t i = 0; i < iwp_method_count(); i++)
+        if (strcmp(table[i]->info.name, name) == 0) return table[i];
+    return NULL;
+}
+
+const struct iwp_method_info *iwp_method_info(const struct iwp_method *m) { return &m->info; }

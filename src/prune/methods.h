@@ -1,0 +1,10 @@
+/* The table of methods.  A new one: its file, a declaration here, a row in methods.c. */
+#ifndef IWP_PRUNE_METHODS_H
+#define IWP_PRUNE_METHODS_H
+
+#include "prune/method.h"
+
+extern const struct iwp_method iwp_method_none, iwp_method_random, iwp_method_uniform,
+    iwp_method_iwp;
+
+#endif
