@@ -1,0 +1,48 @@
+/* What commands share: the dispatch entries, the groups of flags that several take, exit codes. */
+#ifndef IWP_CLI_CMD_H
+#define IWP_CLI_CMD_H
+
+#include "base/pool.h"
+#include "cli/opts.h"
+#include "iwp/prune.h"
+
+/* Each returns an exit code; argv[0] is the command's name. */
+int iwp_cmd_select(int argc, char **argv);
+int iwp_cmd_methods(int argc, char **argv);
+int iwp_cmd_bench(int argc, char **argv);
+int iwp_bench_select(int argc, char **argv);
+
+/* Prints `iwp CMD: message` and returns the exit code: 2 for IWP_CLI_USAGE, else by status. */
+int iwp_cli_fail(const char *cmd, const iwp_err *err);
+int iwp_cli_usage(const char *cmd, const iwp_err *err);
+
+/* Logging flags. */
+struct iwp_log_args {
+    bool verbose, timestamps;
+    int32_t verbosity, colors;
+    const char *file;
+};
+extern const struct iwp_opt iwp_log_opts[];
+#define IWP_LOG_ARGS_DEFAULT {.verbosity = -1}
+int iwp_log_args_apply(const struct iwp_log_args *a, iwp_err *err);
+
+/* Pruning flags (CONTRACT section 2). */
+struct iwp_prune_args {
+    const char *method; /* NULL: the command's default */
+    double keep;        /* 0: not given */
+    int32_t keep_tokens, layer, rule, scope, keep_separators;
+    struct iwp_strings opt;
+};
+extern const struct iwp_opt iwp_prune_opts[];
+#define IWP_PRUNE_ARGS_DEFAULT {.layer = -1, .keep_separators = -1}
+/* The method of a name; the error suggests the nearest. */
+int iwp_cli_find_method(const char *name, const struct iwp_method **out, iwp_err *err);
+/* Method, budget and options in one struct.  `method` is used when the flags name none. */
+int iwp_prune_args_params(const struct iwp_prune_args *a, const char *method, struct iwp_params *p,
+                          iwp_err *err);
+void iwp_prune_args_free(struct iwp_prune_args *a);
+
+/* A pool of n threads (0 = all CPUs) as the library wants it. */
+int iwp_cli_exec(iwp_pool **pool, int32_t n_thread, struct iwp_exec *exec, iwp_err *err);
+
+#endif

@@ -1,0 +1,107 @@
+/* Groups of flags that several commands take, and how they end: see cmd.h. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "cli/cmd.h"
+
+int iwp_cli_usage(const char *cmd, const iwp_err *err) {
+    iwp_log(IWP_LOG_ERROR, "iwp %s: %s", cmd, err->msg);
+    return IWP_CLI_USAGE;
+}
+
+int iwp_cli_fail(const char *cmd, const iwp_err *err) {
+    if (err->code == IWP_ECANCELLED) return IWP_CLI_INTERRUPTED;
+    iwp_log(IWP_LOG_ERROR, "iwp %s: %s", cmd, err->msg);
+    return IWP_CLI_FAILURE;
+}
+
+#define AT(field) offsetof(struct iwp_log_args, field)
+const struct iwp_opt iwp_log_opts[] = {
+    {"-v, --verbose", NULL, IWP_OPT_FLAG, AT(verbose), 0, 0, NULL, "say everything (= -lv 4)"},
+    {"-lv, --log-verbosity", "N", IWP_OPT_INT, AT(verbosity), 0, 4, NULL,
+     "1 errors, 2 warnings, 3 notes (default), 4 everything"},
+    {"--log-file", "FILE", IWP_OPT_TEXT, AT(file), 0, 0, NULL, "append all messages to FILE"},
+    {"--log-colors", "WHEN", IWP_OPT_CHOICE, AT(colors), 0, 0, "auto|on|off",
+     "colours on a terminal"},
+    {"--log-timestamps", NULL, IWP_OPT_FLAG, AT(timestamps), 0, 0, NULL, "seconds before messages"},
+    IWP_OPT_END};
+#undef AT
+
+int iwp_log_args_apply(const struct iwp_log_args *a, iwp_err *err) {
+    if (a->verbosity >= 0) iwp_log_set_level(a->verbosity);
+    if (a->verbose) iwp_log_set_level(IWP_LOG_DEBUG);
+    iwp_log_set_colors((enum iwp_log_colors)a->colors);
+    iwp_log_set_timestamps(a->timestamps);
+    return a->file ? iwp_log_open_file(a->file, err) : 0;
+}
+
+#define AT(field) offsetof(struct iwp_prune_args, field)
+const struct iwp_opt iwp_prune_opts[] = {
+    {"--prune, --method", "METHOD", IWP_OPT_TEXT, AT(method), 0, 0, NULL,
+     "pruning method, see `iwp methods`"},
+    {"--keep", "R", IWP_OPT_KEEP, AT(keep), 0, 0, NULL,
+     "fraction of the visual tokens that is kept: 0.222 or 22.2%"},
+    {"--keep-tokens", "N", IWP_OPT_INT, AT(keep_tokens), 1, 1 << 30, NULL,
+     "number of visual tokens that is kept, instead of --keep"},
+    {"--image-pruning-rate, --video-pruning-rate", "R", IWP_OPT_DROP, AT(keep), 0, 0, NULL,
+     "fraction removed, = 1 - keep (vLLM's way to say it)"},
+    {"--prune-layer", "L", IWP_OPT_INT, AT(layer), 0, 1000, NULL,
+     "decoder layer whose input is cut (default: the method's)"},
+    {"--prune-opt, --opt", "K=V,...", IWP_OPT_LIST, AT(opt), 0, 0, NULL,
+     "options of the method; repeatable"},
+    {"--budget-rule", "RULE", IWP_OPT_CHOICE, AT(rule), 0, 0,
+     "default|cut|layer-average|matched|as-published",
+     "what --keep counts: default (the method's), cut, layer-average, matched or as-published"},
+    {"--budget-scope", "SCOPE", IWP_OPT_CHOICE, AT(scope), 0, 0, "global|image|tile|frame",
+     "one budget for all, or one in each image, tile or frame"},
+    {"--keep-separators", "[=0|1]", IWP_OPT_TRI, AT(keep_separators), 0, 0, NULL,
+     "row separators are kept on top of the budget (default: the method's)"},
+    IWP_OPT_END};
+#undef AT
+
+void iwp_prune_args_free(struct iwp_prune_args *a) { iwp_strings_free(&a->opt); }
+
+int iwp_cli_find_method(const char *name, const struct iwp_method **out, iwp_err *err) {
+    *out = iwp_method_find(name);
+    if (*out) return 0;
+    enum { CAP = 128 };
+    const char *names[CAP];
+    int32_t n = 0;
+    for (; n < iwp_method_count() && n < CAP; n++)
+        names[n] = iwp_method_info(iwp_method_at(n))->name;
+    const char *near = iwp_nearest_name(name, names, n);
+    if (near)
+        return iwp_err_set(err, IWP_EINVAL, "unknown method '%.60s', did you mean %s?", name, near);
+    return iwp_err_set(err, IWP_EINVAL, "unknown method '%.60s', see `iwp methods`", name);
+}
+
+int iwp_prune_args_params(const struct iwp_prune_args *a, const char *method, struct iwp_params *p,
+                          iwp_err *err) {
+    const struct iwp_method *m = NULL;
+    IWP_TRY(iwp_cli_find_method(a->method ? a->method : method, &m, err));
+    iwp_params_default(p, m);
+    bool ratio = a->keep > 0, count = a->keep_tokens > 0;
+    IWP_REQUIRE(!ratio || !count, err, IWP_EINVAL, "--keep and --keep-tokens exclude each other");
+    if (ratio) p->budget.keep = a->keep;
+    if (count) p->budget.n_keep = a->keep_tokens;
+    p->budget.rule = (enum iwp_budget_rule)a->rule;
+    p->budget.scope = (enum iwp_budget_scope)a->scope;
+    p->budget.keep_separators = a->keep_separators;
+    p->layer = a->layer;
+    for (int32_t i = 0; i < a->opt.n; i++) {
+        int rc = iwp_params_parse(p, a->opt.at[i], err);
+        if (rc < 0) return iwp_err_prefix(err, rc, "--opt");
+    }
+    return 0;
+}
+
+int iwp_cli_exec(iwp_pool **pool, int32_t n_thread, struct iwp_exec *exec, iwp_err *err) {
+    IWP_TRY(iwp_pool_new(pool, n_thread, err));
+    exec->run = iwp_pool_run;
+    exec->ctx = *pool;
+    exec->n_thread = iwp_pool_threads(*pool);
+    return 0;
+}

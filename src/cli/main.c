@@ -1,0 +1,104 @@
+/* The program: `iwp COMMAND …`.  Owns dispatch, signals and the last look at stdout; every command
+ * lives in cmd_<name>.c. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/cmd.h"
+#include "cli/version.h"
+
+static const struct entry {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"select", "run a pruning method on tensors from a file, no model needed", iwp_cmd_select},
+    {"methods", "table of pruning methods: where they act, needs, options", iwp_cmd_methods},
+    {"bench", "timings, in the manner of llama-bench", iwp_cmd_bench},
+};
+enum { N_COMMAND = sizeof commands / sizeof commands[0] };
+
+static void help(FILE *f) {
+    fputs("usage: iwp COMMAND [options]\n"
+          "\n"
+          "Drops visual tokens inside vision-language models so that they run faster.\n"
+          "\n"
+          "commands\n",
+          f);
+    for (int i = 0; i < N_COMMAND; i++)
+        fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fputs("\n"
+          "  iwp COMMAND --help   flags and examples of a command\n"
+          "  iwp --version        version\n"
+          "  iwp --cpu-info       instruction sets: what this CPU has, what is used\n",
+          f);
+}
+
+static int cpu_info(void) {
+    iwp_err err;
+    if (iwp_cpu_check(&err) < 0) return iwp_cli_usage("--cpu-info", &err);
+    printf("path     %s\nthreads  %d\nIWP_CPU  c|avx2|avx512|neon forces a path\n", iwp_cpu_name(),
+           iwp_cpu_count());
+    return 0;
+}
+
+/* Nothing half-written stays behind.  Commands that stop gently install their own handler. */
+static void on_signal(int sig) {
+    iwp_output_abort_all();
+    _exit(sig == SIGPIPE ? IWP_CLI_FAILURE : IWP_CLI_INTERRUPTED);
+}
+
+static int dispatch(int argc, char **argv) {
+    if (argc < 2) {
+        help(stderr);
+        return IWP_CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--version") == 0) {
+        printf("iwp %s\n", IWP_VERSION);
+        return 0;
+    }
+    if (strcmp(name, "--cpu-info") == 0) return cpu_info();
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        if (argc == 2 || name[0] == '-') {
+            help(stdout);
+            return 0;
+        }
+        name = argv[2];
+    }
+    const char *names[N_COMMAND];
+    for (int i = 0; i < N_COMMAND; i++) {
+        names[i] = commands[i].name;
+        if (strcmp(name, names[i]) != 0) continue;
+        static char help_flag[] = "--help";
+        char *help_argv[] = {argv[argc > 2 ? 2 : 1], help_flag, NULL};
+        if (name != argv[1]) return commands[i].run(2, help_argv);
+        return commands[i].run(argc - 1, argv + 1);
+    }
+    const char *near = iwp_nearest_name(name, names, N_COMMAND);
+    if (near)
+        iwp_log(IWP_LOG_ERROR, "iwp: unknown command '%.60s', did you mean %s?", name, near);
+    else
+        iwp_log(IWP_LOG_ERROR, "iwp: unknown command '%.60s', see iwp --help", name);
+    return IWP_CLI_USAGE;
+}
+
+int main(int argc, char **argv) {
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_signal;
+    sigemptyset(&sa.sa_mask);
+    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaction(caught[i], &sa, NULL);
+
+    int rc = dispatch(argc, argv);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        iwp_log(IWP_LOG_ERROR, "iwp: cannot write the output: %s", strerror(errno));
+        if (rc == 0) rc = IWP_CLI_FAILURE;
+    }
+    return rc;
+}
