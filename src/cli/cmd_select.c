@@ -12,12 +12,13 @@
 #include "base/log.h"
 #include "cli/cmd.h"
 #include "io/safetensors.h"
+#include "media/image.h"
 #include "view/overlay.h"
 
 struct args {
     int32_t threads;
     bool scores, json;
-    const char *output, *overlay, *grid;
+    const char *output, *overlay, *image, *grid;
 };
 
 /* Everything one selection owns. */
@@ -47,7 +48,9 @@ static const struct iwp_opt select_opts[] = {
     {"--json", NULL, IWP_OPT_FLAG, AT(json), 0, 0, NULL, "one JSON document on stdout"},
     {"-o, --output", "FORMAT", IWP_OPT_TEXT, AT(output), 0, 0, NULL, "text or json (= --json)"},
     {"--overlay", "FILE.png", IWP_OPT_TEXT, AT(overlay), 0, 0, NULL,
-     "draw kept and dropped tokens, over tensor `image` u8 [h,w,3] when the file has one"},
+     "draw kept and dropped tokens"},
+    {"--image", "FILE", IWP_OPT_TEXT, AT(image), 0, 0, NULL,
+     "the picture to draw them over (JPEG, PNG, WebP, GIF)"},
     {"--grid", "ROWSxCOLS", IWP_OPT_TEXT, AT(grid), 0, 0, NULL,
      "grid of the visual tokens, for drawing (default: from the file, else a square)"},
     IWP_OPT_END};
@@ -378,17 +381,18 @@ static int find_grid(const struct job *j, const char *flag, int32_t *rows, int32
 static int draw(const struct job *j, const struct args *a, iwp_err *err) {
     struct iwp_overlay o = {0};
     IWP_TRY(find_grid(j, a->grid, &o.rows, &o.cols, err));
-    const struct iwp_st_tensor *t = tensor(j, "image");
-    if (t) {
-        if (t->dtype != IWP_ST_U8 || t->rank != 3 || t->shape[2] != 3 || t->shape[0] < 1 ||
-            t->shape[1] < 1 || t->shape[0] > 65536 || t->shape[1] > 65536)
-            return ill_shaped(j, t, "U8 [height,width,3]", err);
-        o.rgb = t->data;
-        o.height = (int32_t)t->shape[0];
-        o.width = (int32_t)t->shape[1];
+    struct iwp_image im = {0};
+    if (a->image) {
+        IWP_TRY(iwp_image_load(a->image, NULL, &im, err));
+        o.rgb = im.rgb;
+        o.width = im.w;
+        o.height = im.h;
     }
-    uint8_t *kept = calloc((size_t)j->n_image, 1);
-    IWP_REQUIRE(kept, err, IWP_ENOMEM, "out of memory");
+    uint8_t *kept = calloc((size_t)j->n_image + 1, 1);
+    if (!kept) {
+        iwp_image_free(&im);
+        return iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    }
     int32_t cell = 0, visual = 0, k = 0;
     for (int32_t i = 0; i < j->in.n; i++) { /* visual tokens -> cells: separators have none */
         if (j->in.code[i] != IWP_CODE_VISUAL && j->in.code[i] != IWP_CODE_SEPARATOR) continue;
@@ -400,6 +404,7 @@ static int draw(const struct job *j, const struct args *a, iwp_err *err) {
     o.kept = kept;
     int rc = iwp_overlay_write_png(&o, a->overlay, err);
     free(kept);
+    iwp_image_free(&im);
     if (rc >= 0) iwp_log(IWP_LOG_INFO, "wrote %s", a->overlay);
     return rc;
 }
