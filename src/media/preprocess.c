@@ -261,16 +261,6 @@ void iwp_pre_paste(struct iwp_image *out, const struct iwp_image *in, int32_t x,
                in->rgb + (size_t)r * (size_t)in->w * 3, (size_t)in->w * 3);
 }
 
-int iwp_pre_pad_square(const struct iwp_pre_params *p, const struct iwp_image *in,
-                       struct iwp_image *out, iwp_err *err) {
-    int32_t n = in->w > in->h ? in->w : in->h;
-    uint8_t colour[3];
-    for (int c = 0; c < 3; c++) colour[c] = (uint8_t)(p->mean[c] * 255);
-    IWP_TRY(iwp_image_new(out, n, n, colour, err));
-    iwp_pre_paste(out, in, (n - in->w) / 2, (n - in->h) / 2);
-    return 0;
-}
-
 void iwp_pre_bilinear(int32_t in_h, int32_t in_w, int32_t out_h, int32_t out_w, int32_t y,
                       int32_t x, int32_t at[4][2], float weight[4]) {
     float fy = ((float)y + 0.5f) * ((float)in_h / (float)out_h) - 0.5f;

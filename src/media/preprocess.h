@@ -21,8 +21,13 @@
 
 enum iwp_pre_kind { IWP_PRE_LLAVA_OV, IWP_PRE_QWEN2_5_VL, IWP_PRE_CLIP };
 
-/* How a CLIP picture becomes a square: LLaVA-1.5's processor crops, its training code pads. */
-enum iwp_pre_aspect { IWP_PRE_CROP, IWP_PRE_PAD, IWP_PRE_SQUASH };
+/* How a CLIP picture becomes a square. */
+enum iwp_pre_aspect {
+    IWP_PRE_CROP, /* shorter side resized to the tile, the middle cut out: LLaVA-1.5's processor */
+    IWP_PRE_PAD,  /* padded to a square of the mean colour, then resized: its training code */
+    IWP_PRE_LETTERBOX, /* longer side resized to the tile, then padded: llama.cpp, our shipped model */
+    IWP_PRE_SQUASH
+};
 
 /* What an item of the prompt is.  LLaVA-OneVision treats the picture of a prompt with several
  * pictures differently (padded to a square, one tile); to the other families it is the same. */

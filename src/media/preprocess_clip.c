@@ -1,7 +1,9 @@
 /* CLIP-style towers (LLaVA-1.5 and kin): one square tile a picture, no separators.  Cropped as the
- * library's CLIP processor does, padded with the mean colour, or squashed; and the one-tile step the
- * LLaVA-OneVision code shares.  Cropping refuses pictures more than 200 times longer than wide, whose
+ * library's CLIP processor does, padded with the mean colour before or after resizing, or squashed; and
+ * the one-tile step the LLaVA-OneVision code shares.  Cropping refuses pictures more than 200 times longer than wide, whose
  * resized form would be huge for a few pixels of content. */
+#include <math.h>
+
 #include "base/err.h"
 #include "media/preprocess_impl.h"
 
@@ -13,31 +15,62 @@ static void short_side_size(int32_t w, int32_t h, int32_t tile, int32_t *rw, int
     *rh = w <= h ? longer : tile;
 }
 
+/* The longer side becomes the tile, the shorter is rounded up; in float32 as llama.cpp has it. */
+static void long_side_size(int32_t w, int32_t h, int32_t tile, int32_t *rw, int32_t *rh) {
+    float sx = (float)tile / (float)w, sy = (float)tile / (float)h, s = sx < sy ? sx : sy;
+    float x = ceilf((float)w * s), y = ceilf((float)h * s);
+    *rw = x < (float)tile ? (int32_t)x : tile;
+    *rh = y < (float)tile ? (int32_t)y : tile;
+}
+
+static void mean_colour(const struct iwp_pre_params *p, uint8_t colour[3]) {
+    for (int c = 0; c < 3; c++) colour[c] = (uint8_t)(p->mean[c] * 255);
+}
+
+/* The picture centred on a square of the mean colour. */
+static int pad_square(const struct iwp_pre_params *p, const struct iwp_image *in, int32_t n,
+                      struct iwp_image *out, iwp_err *err) {
+    uint8_t colour[3];
+    mean_colour(p, colour);
+    IWP_TRY(iwp_image_new(out, n, n, colour, err));
+    iwp_pre_paste(out, in, (n - in->w) / 2, (n - in->h) / 2);
+    return 0;
+}
+
+/* The tile in the middle of a larger picture. */
+static int cut_middle(const struct iwp_image *in, int32_t n, struct iwp_image *out, iwp_err *err) {
+    const uint8_t black[3] = {0, 0, 0};
+    IWP_TRY(iwp_image_new(out, n, n, black, err));
+    size_t x = (size_t)((in->w - n) / 2), y = (size_t)((in->h - n) / 2), width = (size_t)in->w;
+    for (int32_t r = 0; r < n; r++) {
+        struct iwp_image line = {n, 1, in->rgb + ((y + (size_t)r) * width + x) * 3};
+        iwp_pre_paste(out, &line, 0, r);
+    }
+    return 0;
+}
+
 int iwp_pre_one_tile(const struct iwp_pre_params *p, const struct iwp_image *in,
                      enum iwp_pre_aspect aspect, struct iwp_image *out, iwp_err *err) {
     struct iwp_image mid = {0};
+    int32_t n = p->tile, rw, rh;
     int rc;
     *out = (struct iwp_image){0};
-    if (aspect == IWP_PRE_SQUASH || (aspect == IWP_PRE_PAD && in->w == in->h))
-        return iwp_image_resize(in, p->tile, p->tile, p->filter, out, err);
-    if (aspect == IWP_PRE_PAD) {
-        IWP_TRY(iwp_pre_pad_square(p, in, &mid, err));
-        rc = iwp_image_resize(&mid, p->tile, p->tile, p->filter, out, err);
-        iwp_image_free(&mid);
-        return rc;
-    }
-    int32_t rw, rh;
-    short_side_size(in->w, in->h, p->tile, &rw, &rh);
-    IWP_TRY(iwp_image_resize(in, rw, rh, p->filter, &mid, err));
-    const uint8_t black[3] = {0, 0, 0};
-    rc = iwp_image_new(out, p->tile, p->tile, black, err);
-    if (rc >= 0) {
-        int32_t x = (rw - p->tile) / 2, y = (rh - p->tile) / 2;
-        for (int32_t r = 0; r < p->tile; r++) {
-            struct iwp_image line = {p->tile, 1,
-                                     mid.rgb + ((size_t)(y + r) * (size_t)rw + (size_t)x) * 3};
-            iwp_pre_paste(out, &line, 0, r);
-        }
+    switch (aspect) {
+    case IWP_PRE_PAD:
+        IWP_TRY(pad_square(p, in, in->w > in->h ? in->w : in->h, &mid, err));
+        rc = iwp_image_resize(&mid, n, n, p->filter, out, err);
+        break;
+    case IWP_PRE_LETTERBOX:
+        long_side_size(in->w, in->h, n, &rw, &rh);
+        IWP_TRY(iwp_image_resize(in, rw, rh, p->filter, &mid, err));
+        rc = pad_square(p, &mid, n, out, err);
+        break;
+    case IWP_PRE_CROP:
+        short_side_size(in->w, in->h, n, &rw, &rh);
+        IWP_TRY(iwp_image_resize(in, rw, rh, p->filter, &mid, err));
+        rc = cut_middle(&mid, n, out, err);
+        break;
+    default: rc = iwp_image_resize(in, n, n, p->filter, out, err);
     }
     iwp_image_free(&mid);
     return rc;
@@ -51,6 +84,9 @@ int iwp_pre_clip_plan(const struct iwp_pre_params *p, struct iwp_pre_plan *q, iw
     q->canvas_h = q->resized_h = q->h;
     if (p->aspect == IWP_PRE_PAD) {
         q->canvas_w = q->canvas_h = q->w > q->h ? q->w : q->h;
+    } else if (p->aspect == IWP_PRE_LETTERBOX) {
+        long_side_size(q->w, q->h, p->tile, &q->resized_w, &q->resized_h);
+        q->canvas_w = q->canvas_h = p->tile;
     } else if (p->aspect == IWP_PRE_CROP) {
         IWP_REQUIRE(q->w / q->h <= 200 && q->h / q->w <= 200, err, IWP_EINVAL,
                     "picture of %d x %d pixels: one side is more than 200 times the other", q->w,

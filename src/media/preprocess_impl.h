@@ -15,10 +15,6 @@ void iwp_pre_table_init(struct iwp_pre_table *t, const struct iwp_pre_params *p)
 void iwp_pre_table_apply(const struct iwp_pre_table *t, const struct iwp_image *im, int32_t x,
                          int32_t y, int32_t n, float *dst);
 
-/* The picture centred on a square of the mean colour. */
-int iwp_pre_pad_square(const struct iwp_pre_params *p, const struct iwp_image *in,
-                       struct iwp_image *out, iwp_err *err);
-
 /* Squashed, padded or cropped to one tile. */
 int iwp_pre_one_tile(const struct iwp_pre_params *p, const struct iwp_image *in,
                      enum iwp_pre_aspect aspect, struct iwp_image *out, iwp_err *err);

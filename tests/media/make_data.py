@@ -176,7 +176,7 @@ def make_resize():
 
 
 def clip_pixels(im, tile, aspect):
-    """Crop as the CLIP processor, pad as LLaVA-1.5's training code, or squash; 8-bit, planar."""
+    """The four ways of preprocess.h; normalised float32, planar."""
     mean = (0.48145466, 0.4578275, 0.40821073)
     if aspect == "crop":
         a, b = min(im.size), max(im.size)
@@ -184,6 +184,13 @@ def clip_pixels(im, tile, aspect):
         im = im.resize((tile, longer) if im.width <= im.height else (longer, tile), Image.BICUBIC)
         x, y = (im.width - tile) // 2, (im.height - tile) // 2
         im = im.crop((x, y, x + tile, y + tile))
+    elif aspect == "letterbox":
+        w, h = np.float32(im.width), np.float32(im.height)
+        scale = min(np.float32(tile) / w, np.float32(tile) / h)
+        im = im.resize((min(math.ceil(w * scale), tile), min(math.ceil(h * scale), tile)), Image.BICUBIC)
+        sq = Image.new("RGB", (tile, tile), tuple(int(m * 255) for m in mean))
+        sq.paste(im, ((tile - im.width) // 2, (tile - im.height) // 2))
+        im = sq
     elif aspect == "pad":
         n = max(im.size)
         sq = Image.new("RGB", (n, n), tuple(int(m * 255) for m in mean))
@@ -200,7 +207,7 @@ def make_clip():
     lines = []
     for name in ("rgb.png", "palette-4bit.png", "grey-alpha.png", "interlaced.png"):
         for tile in (56, 101):
-            for aspect in ("crop", "pad", "squash"):
+            for aspect in ("crop", "pad", "letterbox", "squash"):
                 x = clip_pixels(read(DEC / name), tile, aspect)
                 lines.append(f"{name} {aspect} {tile} {sha(x.tobytes())}")
     (OUT / "clip.txt").write_text("\n".join(lines) + "\n")

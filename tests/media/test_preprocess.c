@@ -144,9 +144,10 @@ static void test_clip(void) {
     while (fscanf(f, "%63s %15s %d %64s", name, aspect, &tile, want) == 4) {
         struct iwp_pre_params p = iwp_pre_default_clip();
         p.tile = tile;
-        p.aspect = !strcmp(aspect, "crop")  ? IWP_PRE_CROP
-                   : !strcmp(aspect, "pad") ? IWP_PRE_PAD
-                                            : IWP_PRE_SQUASH;
+        p.aspect = !strcmp(aspect, "crop")        ? IWP_PRE_CROP
+                   : !strcmp(aspect, "pad")       ? IWP_PRE_PAD
+                   : !strcmp(aspect, "letterbox") ? IWP_PRE_LETTERBOX
+                                                  : IWP_PRE_SQUASH;
         struct iwp_image im;
         struct iwp_pre_plan q;
         if (test_picture(name, &im) < 0) continue;
@@ -160,7 +161,7 @@ static void test_clip(void) {
         n++;
     }
     fclose(f);
-    CHECK_INT(n, 24);
+    CHECK_INT(n, 32);
 }
 
 /* ---- the golden folder ------------------------------------------------------------------- */
