@@ -13,6 +13,9 @@
 #include "base/err.h"
 #include "media/decode.h"
 
+/* Encoders write about ten; a hostile file could ask for a pass over the picture every few bytes. */
+enum { MAX_SCANS = 100 };
+
 struct reader {
     struct jpeg_error_mgr mgr;
     jmp_buf out;
@@ -70,8 +73,6 @@ int iwp_decode_jpeg(const uint8_t *data, size_t n, const struct iwp_image_limits
         goto done;
     }
     jpeg_create_decompress(&c);
-    /* Progressive files keep their coefficients in memory: bounded by the pixel limit below, and the
-     * number of scans over them by the check in the loop. */
     jpeg_mem_src(&c, data, (unsigned long)n);
     jpeg_read_header(&c, TRUE);
     rc = iwp_decode_start("JPEG", c.image_width, c.image_height, lim, out, err);
@@ -86,15 +87,14 @@ int iwp_decode_jpeg(const uint8_t *data, size_t n, const struct iwp_image_limits
         rc = iwp_err_set(err, IWP_ENOTSUP, "JPEG with %d components", c.num_components);
         goto done;
     }
-    if (c.progressive_mode) {
-        /* A scan costs a pass over the picture and a few bytes of file: bound how many there are. */
+    if (jpeg_has_multiple_scans(&c)) {
         c.buffered_image = TRUE;
         jpeg_start_decompress(&c);
         int code;
         do {
             code = jpeg_consume_input(&c);
-            if (c.input_scan_number > 500) {
-                rc = iwp_err_set(err, IWP_EFORMAT, "broken JPEG: more than 500 scans");
+            if (c.input_scan_number > MAX_SCANS) {
+                rc = iwp_err_set(err, IWP_EFORMAT, "broken JPEG: more than %d scans", MAX_SCANS);
                 goto done;
             }
         } while (code != JPEG_REACHED_EOI && code != JPEG_SUSPENDED);

@@ -19,8 +19,11 @@ static int first_frame(const uint8_t *data, size_t n, struct iwp_image *out, iwp
     WebPData bytes = {data, n};
     WebPAnimDecoder *dec = WebPAnimDecoderNew(&bytes, &opt);
     uint8_t *rgba = NULL;
+    WebPAnimInfo info = {0};
     int time, rc = 0;
-    if (!dec || !WebPAnimDecoderGetNext(dec, &rgba, &time) || !rgba)
+    if (dec) WebPAnimDecoderGetInfo(dec, &info);
+    if (!dec || info.canvas_width != (uint32_t)out->w || info.canvas_height != (uint32_t)out->h ||
+        !WebPAnimDecoderGetNext(dec, &rgba, &time) || !rgba)
         rc = iwp_err_set(err, IWP_EFORMAT, "broken WebP: first frame cannot be read");
     else
         for (size_t i = 0; i < (size_t)out->w * (size_t)out->h; i++)

@@ -282,12 +282,13 @@ void iwp_pre_bilinear(int32_t in_h, int32_t in_w, int32_t out_h, int32_t out_w, 
 
 /* ---- the resize control ------------------------------------------------------------------ */
 
-int iwp_pre_fit_tokens(const struct iwp_pre_params *p, int32_t w, int32_t h, int32_t target,
-                       struct iwp_pre_fit *fit, iwp_err *err) {
+int iwp_pre_fit_tokens(const struct iwp_pre_params *p, int32_t w, int32_t h, int32_t n_frame,
+                       enum iwp_pre_mode mode, int32_t target, struct iwp_pre_fit *fit,
+                       iwp_err *err) {
     IWP_REQUIRE(target > 0, err, IWP_EINVAL, "resize to %d visual tokens", target);
     struct iwp_pre_plan plan;
-    IWP_TRY(iwp_pre_plan_make(p, w, h, 1, IWP_PRE_SINGLE, &plan, err));
-    struct iwp_pre_fit best = {0}, least = {w, h, IWP_PRE_SINGLE, plan.n_token};
+    IWP_TRY(iwp_pre_plan_make(p, w, h, n_frame, mode, &plan, err));
+    struct iwp_pre_fit best = {0}, least = {w, h, mode, plan.n_token};
     if (plan.n_token <= target) best = least;
     /* Counts do not fall evenly with the size (rounding of either side, the choice of tilings), so
      * every size is tried: a few thousand plans of plain arithmetic. */
@@ -298,12 +299,12 @@ int iwp_pre_fit_tokens(const struct iwp_pre_params *p, int32_t w, int32_t h, int
         if (cw < 1) cw = 1;
         if (ch < 1) ch = 1;
         /* Rounding may push a very long picture over the allowed aspect: not a candidate. */
-        if (iwp_pre_plan_make(p, cw, ch, 1, IWP_PRE_SINGLE, &plan, NULL) < 0) continue;
-        struct iwp_pre_fit f = {cw, ch, IWP_PRE_SINGLE, plan.n_token};
+        if (iwp_pre_plan_make(p, cw, ch, n_frame, mode, &plan, NULL) < 0) continue;
+        struct iwp_pre_fit f = {cw, ch, mode, plan.n_token};
         if (f.n_token < least.n_token) least = f;
         if (f.n_token <= target && f.n_token > best.n_token) best = f;
     }
-    if (p->kind == IWP_PRE_LLAVA_OV) {
+    if (p->kind == IWP_PRE_LLAVA_OV && mode == IWP_PRE_SINGLE) {
         IWP_TRY(iwp_pre_plan_make(p, w, h, 1, IWP_PRE_BASE, &plan, err));
         struct iwp_pre_fit f = {w, h, IWP_PRE_BASE, plan.n_token};
         if (f.n_token < least.n_token) least = f;

@@ -163,15 +163,17 @@ void iwp_mrope_item(struct iwp_mrope *m, const struct iwp_pre_plan *plan, double
 
 /* ---- The `resize` control ---------------------------------------------------------------- */
 
-/* The picture shrunk, aspect kept, until it costs at most `target` visual tokens: the size and mode
- * whose count is the largest <= target, the larger picture when several have it.  When even the
- * smallest costs more, that one is returned; look at fit->n_token. */
+/* The item (picture or video of n_frame frames) shrunk, aspect kept, until it costs at most `target`
+ * visual tokens: the size whose count is the largest <= target, the larger picture when several have
+ * it.  A single picture of LLaVA-OneVision may end as its base view alone (fit->mode).  When even the
+ * smallest costs more than the target, that one is returned: compare fit->n_token. */
 struct iwp_pre_fit {
     int32_t w, h;
-    enum iwp_pre_mode mode; /* IWP_PRE_SINGLE, or IWP_PRE_BASE for LLaVA-OneVision */
+    enum iwp_pre_mode mode;
     int32_t n_token;
 };
-int iwp_pre_fit_tokens(const struct iwp_pre_params *p, int32_t w, int32_t h, int32_t target,
-                       struct iwp_pre_fit *fit, iwp_err *err);
+int iwp_pre_fit_tokens(const struct iwp_pre_params *p, int32_t w, int32_t h, int32_t n_frame,
+                       enum iwp_pre_mode mode, int32_t target, struct iwp_pre_fit *fit,
+                       iwp_err *err);
 
 #endif

@@ -472,6 +472,33 @@ static void test_token_limits(void) {
     CHECK_INT(q.mode, IWP_PRE_BASE);
 }
 
+/* Boxes tile the picture: the corners are covered, and neighbours share an edge. */
+static void test_boxes(void) {
+    struct iwp_pre_params p[3] = {iwp_pre_default_llava_ov(), iwp_pre_default_qwen2_5_vl(),
+                                  iwp_pre_default_clip()};
+    p[2].aspect = IWP_PRE_LETTERBOX;
+    for (int k = 0; k < 3; k++) {
+        struct iwp_pre_plan q;
+        CHECK(iwp_pre_plan_make(&p[k], 1000, 620, 1, IWP_PRE_SINGLE, &q, NULL) == 0);
+        struct iwp_pre_row *r = malloc((size_t)q.n_token * sizeof *r);
+        iwp_pre_rows(&q, r);
+        double area = 0;
+        float a[4], b[4] = {0}, end[2] = {0};
+        for (int32_t i = 0; i < q.n_token; i++) {
+            if (r[i].grid != iwp_pre_grid_count(&q) - 1 || !r[i].n) continue;
+            iwp_pre_row_box(&q, &r[i], a);
+            if (r[i].x) CHECK_NEAR(a[0], b[2], 0.01);
+            area += (double)(a[2] - a[0]) * (double)(a[3] - a[1]);
+            end[0] = fmaxf(end[0], a[2]);
+            end[1] = fmaxf(end[1], a[3]);
+            memcpy(b, a, sizeof b);
+        }
+        CHECK_MSG(area > 0.97 * 620000 && area < 620001, "%d: area %g", k, area);
+        CHECK(end[0] > 985 && end[1] > 605);
+        free(r);
+    }
+}
+
 static void test_fit(void) {
     struct iwp_pre_params all[2] = {iwp_pre_default_qwen2_5_vl(), iwp_pre_default_llava_ov()};
     iwp_err err;
@@ -480,7 +507,8 @@ static void test_fit(void) {
         for (int i = 0; i < 5; i++) {
             struct iwp_pre_fit fit;
             struct iwp_pre_plan q;
-            CHECK(iwp_pre_fit_tokens(&all[k], 1600, 900, targets[i], &fit, &err) == 0);
+            CHECK(iwp_pre_fit_tokens(&all[k], 1600, 900, 1, IWP_PRE_SINGLE, targets[i], &fit,
+                                     &err) == 0);
             CHECK(iwp_pre_plan_make(&all[k], fit.w, fit.h, 1, fit.mode, &q, &err) == 0);
             CHECK_INT(q.n_token, fit.n_token);
             CHECK(fit.w <= 1600 && fit.h <= 900);
@@ -495,9 +523,13 @@ static void test_fit(void) {
         }
     }
     struct iwp_pre_fit fit;
-    CHECK(iwp_pre_fit_tokens(&all[0], 280, 280, 100, &fit, &err) == 0);
+    CHECK(iwp_pre_fit_tokens(&all[0], 280, 280, 1, IWP_PRE_SINGLE, 100, &fit, &err) == 0);
     CHECK(fit.w == 280 && fit.h == 280 && fit.n_token == 100); /* fits already: untouched */
-    CHECK_INT(iwp_pre_fit_tokens(&all[0], 280, 280, 0, &fit, &err), IWP_EINVAL);
+    CHECK(iwp_pre_fit_tokens(&all[0], 560, 280, 8, IWP_PRE_VIDEO, 200, &fit, &err) == 0);
+    CHECK(fit.n_token <= 200 && fit.n_token >= 128 && fit.mode == IWP_PRE_VIDEO);
+    CHECK(iwp_pre_fit_tokens(&all[1], 560, 280, 2, IWP_PRE_VIDEO, 100, &fit, &err) == 0);
+    CHECK_INT(fit.n_token, 2 * 14 * 14 + 1); /* frames cost the same at any size */
+    CHECK_INT(iwp_pre_fit_tokens(&all[0], 280, 280, 1, IWP_PRE_SINGLE, 0, &fit, &err), IWP_EINVAL);
 }
 
 int main(void) {
@@ -508,6 +540,7 @@ int main(void) {
     test_videos();
     test_refusals();
     test_token_limits();
+    test_boxes();
     test_fit();
     return test_done();
 }
