@@ -98,9 +98,9 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaction(caught[i], &sa, NULL);
 
     int rc = dispatch(argc, argv);
-    if (fflush(stdout) != 0 || ferror(stdout)) {
+    if ((fflush(stdout) != 0 || ferror(stdout)) && rc == 0) {
         iwp_log(IWP_LOG_ERROR, "iwp: cannot write the output: %s", strerror(errno));
-        if (rc == 0) rc = IWP_CLI_FAILURE;
+        rc = IWP_CLI_FAILURE;
     }
     return rc;
 }

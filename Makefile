@@ -1,0 +1,67 @@
+# make            this list
+# A fresh clone needs git, make and a C compiler; `make demo` and `make test` bring the rest.
+SHELL := /bin/bash
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CTEST = ctest -j$(JOBS) --output-on-failure --no-tests=error
+sources = $(shell git ls-files '*.c' '*.h')
+
+.PHONY: help deps build dev demo test test-tsan test-fuzz test-long bench format format-check install clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@echo 'make TARGET'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | \
+	    awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}' | sort
+	@echo 'The program is build/iwp; `build/iwp --help` goes on from there.'
+
+deps:
+	@scripts/install-deps
+
+# $(call preset,NAME[,TARGETS]): configure once, build.
+preset = cmake --preset $(1) >build-$(1).log 2>&1 || { cat build-$(1).log; rm -f build-$(1).log; exit 1; }; \
+    rm -f build-$(1).log; cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
+
+build: deps ## build/iwp, optimised
+	@$(call preset,release)
+
+dev: deps ## build/dev/iwp with sanitizers, warnings are errors
+	@$(call preset,dev)
+
+demo: build ## which parts of a picture survive: kept set, time, overlay in out/demo.png
+	@scripts/demo
+
+test: format-check test-fuzz test-tsan build dev ## everything, some minutes; ends with CTest's summary
+	@echo '== release'; cd build && $(CTEST)
+	@echo '== dev (address and undefined-behaviour sanitizers)'; cd build/dev && $(CTEST)
+
+test-tsan: deps
+	@echo '== tsan'; $(call preset,tsan)
+	@cd build/tsan && $(CTEST) -R '^(unit/pool|unit/log|prune/)'
+
+FUZZ_SECONDS ?= 10
+test-fuzz: deps
+	@echo '== fuzz'; $(call preset,fuzz)
+	@scripts/fuzz $(FUZZ_SECONDS)
+
+test-long: ## make test, then every fuzzer for an hour and ten times the random cases
+	@$(MAKE) test
+	@$(MAKE) test-fuzz FUZZ_SECONDS=3600
+	@cd build && IWP_TEST_LONG=1 $(CTEST)
+
+bench: build ## timings of the selection beside sgemm
+	@build/iwp bench select
+
+format: deps ## clang-format on all sources
+	@clang-format-19 -i $(sources)
+
+format-check: deps
+	@clang-format-19 --dry-run -Werror $(sources)
+
+install: build ## program, library, headers, pkg-config and CMake files below PREFIX
+	@cmake --install build --prefix $(PREFIX)
+
+clean: ## remove build/ and out/
+	@rm -rf build out
+
+-include mk/*.mk

@@ -1,0 +1,387 @@
+"""The program from outside: exit codes, one-line errors, help at 80 columns, JSON, environment.
+
+usage: test_cli.py PROGRAM        (standard library only)"""
+import json
+import math
+import os
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = os.path.abspath(sys.argv[1])
+TMP = tempfile.mkdtemp(prefix="iwp-cli-")
+SIZES = {"F32": "f", "F16": "e", "F64": "d", "U8": "B", "I32": "i", "I64": "q"}
+failed = []
+checked = 0
+
+
+def check(ok, what):
+    global checked
+    checked += 1
+    if not ok:
+        failed.append(what)
+        print("FAILED:", what)
+
+
+def run(*args, env=None, stdin=None, timeout=60):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("IWP_")}
+    return subprocess.run([PROGRAM, *args], capture_output=True, text=True, timeout=timeout,
+                          env={**clean, **(env or {})})
+
+
+def pack(tensors, meta=None):
+    header, body = {}, b""
+    if meta:
+        header["__metadata__"] = meta
+    for name, (dtype, shape, values) in tensors.items():
+        data = struct.pack(f"<{len(values)}{SIZES[dtype]}", *values)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def raw(header, body=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+def save(name, data):
+    path = os.path.join(TMP, name)
+    with open(path, "wb") as f:
+        f.write(data)
+    return path
+
+
+S, FIRST, N, H, G, D = 60, 6, 36, 4, 2, 8
+rng = random.Random(5)
+
+
+def normal(n):
+    return [rng.gauss(0, 1) for _ in range(n)]
+
+
+CODE = [0] * FIRST + [1] * N + [0] * 6 + [3] * (S - FIRST - N - 6)
+TENSORS = {"visual": ("U8", [S], CODE), "q": ("F32", [S, H, D], normal(S * H * D)),
+           "k": ("F32", [S, G, D], normal(S * G * D)), "k_rope": ("F32", [S, G, D], normal(S * G * D)),
+           "v": ("F32", [S, G, D], normal(S * G * D))}
+GOOD = save("good.safetensors", pack(TENSORS))
+
+
+def changed(name, **tensors):
+    """A copy of the good file with some tensors replaced, or removed when None."""
+    t = {k: v for k, v in {**TENSORS, **tensors}.items() if v is not None}
+    return save(name + ".safetensors", pack(t))
+
+
+def fnv(indices):
+    h = 0xcbf29ce484222325
+    for b in b"".join(struct.pack("<i", i) for i in indices):
+        h = (h ^ b) * 0x100000001b3 % 2**64
+    return f"{h:016x}"
+
+
+def select(*args, env=None, path=GOOD):
+    p = run("select", path, "--json", *args, env=env)
+    if p.returncode:
+        return {"error": p.stderr}
+    return json.loads(p.stdout)
+
+
+def refused(args, code, *words, env=None):
+    """Exit code, nothing on stdout, exactly one line on stderr that says these words."""
+    p = run(*args, env=env, timeout=20)
+    lines = p.stderr.splitlines()
+    label = " ".join(args)[:90]
+    codes = code if isinstance(code, tuple) else (code,)
+    check(p.returncode in codes, f"{label}: exit {p.returncode}, want {code}: {p.stderr[:200]}")
+    check(p.stdout == "", f"{label}: stdout is not empty")
+    check(len(lines) == 1, f"{label}: {len(lines)} lines on stderr: {p.stderr[:300]}")
+    check(lines and lines[0].startswith("iwp"), f"{label}: {p.stderr[:200]}")
+    for w in words:
+        check(w in p.stderr, f"{label}: '{w}' is not in: {p.stderr.strip()[:200]}")
+
+
+def test_json():
+    p = run("select", GOOD, "--method", "iwp", "--keep", "0.222", "--json", "--scores")
+    check(p.returncode == 0 and p.stderr == "", f"a plain run is silent: {p.stderr}")
+    d = json.loads(p.stdout)
+    want = ["method", "n_tokens", "n_visual", "n_keep", "keep_indices", "keep_hash", "scores", "select_ms", "cpu"]
+    check(list(d) == want, f"keys {list(d)}")
+    check((d["method"], d["n_tokens"], d["n_visual"], d["n_keep"]) == ("iwp", S, N, 8), f"counts {d}")
+    check(d["keep_indices"] == sorted(set(d["keep_indices"])) and len(d["keep_indices"]) == 8, "ascending list")
+    check(d["keep_hash"] == fnv(d["keep_indices"]), "hash")
+    check(len(d["scores"]) == N and all(math.isfinite(x) for x in d["scores"]), "scores")
+    check(isinstance(d["select_ms"], float) and d["cpu"] in ("c", "avx2", "avx512", "neon"), "cpu and time")
+    check("scores" not in select("--keep", "0.222"), "scores only when asked")
+    check(json.loads(run("select", GOOD, "--keep", "0.222", "-o", "json").stdout)["n_keep"] == 8, "-o json")
+
+
+def test_budget():
+    base = select("--keep", "0.222")
+    for same in (["--keep", "22.2%"], ["--keep=0.222"], ["--keep=22.2%"], ["--keep-tokens", "8"],
+                 ["--image-pruning-rate", "0.778"], ["--method", "iwp", "--keep", "0.222"], ["--prune", "iwp", "--keep", "0.222"],
+                 ["--keep", "0.222", "--opt", "lambda=5"], ["--keep", "0.222", "--prune-opt", "lambda=5", "--opt", "chunk=2,growth=2"]):
+        check(select(*same).get("keep_hash") == base["keep_hash"], f"same as --keep 0.222: {same}")
+    check(select("--keep", "1").get("keep_indices") == list(range(N)), "keep 1 keeps all")
+    check(select("--keep-tokens", str(N)).get("n_keep") == N, "M = N")
+    check(select("--keep", "0.0001").get("n_keep") == 1, "at least one")
+    check(select().get("n_keep") == N, "no budget keeps all")
+    check(select("--keep", "0.222", "--opt", "lambda=5", "--opt", "selector=topk")["keep_hash"]
+          == select("--keep", "0.222", "--opt", "selector=topk")["keep_hash"], "repeatable --opt")
+    check(select("--method", "uniform", "--keep-tokens", "4").get("keep_indices")
+          == [(2 * i + 1) * N // 8 for i in range(4)], "uniform")
+    check(select("--method", "none", "--keep", "0.1").get("n_keep") == N, "none keeps all")
+
+
+def test_same_everywhere():
+    base = select("--keep", "0.353")
+    for cpu in ("c", "avx2", "avx512", "neon"):
+        p = run("select", GOOD, "--keep", "0.353", "--json", env={"IWP_CPU": cpu})
+        if p.returncode:
+            check(p.returncode == 2 and "not supported" in p.stderr, f"IWP_CPU={cpu}: {p.returncode} {p.stderr}")
+        else:
+            d = json.loads(p.stdout)
+            check((d["keep_hash"], d["cpu"]) == (base["keep_hash"], cpu), f"IWP_CPU={cpu} differs")
+    other = "avx2" if os.uname().machine == "aarch64" else "neon"
+    refused(["select", GOOD, "--keep", "0.3"], 2, "not supported", env={"IWP_CPU": other})
+    refused(["select", GOOD, "--keep", "0.3"], 2, "sse9", env={"IWP_CPU": "sse9"})
+    for t in ("1", "2", "3"):
+        check(select("--keep", "0.353", "--threads", t)["keep_hash"] == base["keep_hash"], f"{t} threads differ")
+        check(select("--keep", "0.353", "-t", t)["keep_hash"] == base["keep_hash"], f"-t {t} differs")
+
+
+def test_types():
+    """f16, f64, other names and unaligned data."""
+    base = select("--keep", "0.353", "--method", "iwp")
+    half = {n: ("F16", s, v) for n, (d, s, v) in TENSORS.items() if n != "visual"}
+    check(select("--keep", "0.353", path=changed("half", **half)).get("n_keep") == base["n_keep"], "f16")
+    wide = {n: ("F64", s, v) for n, (d, s, v) in TENSORS.items() if n != "visual"}
+    check(select("--keep", "0.353", path=changed("wide", **wide)).get("keep_hash") == base["keep_hash"], "f64")
+    odd = save("odd.safetensors", pack({"a": ("U8", [1], [0]), **TENSORS}))
+    check(select("--keep", "0.353", path=odd).get("keep_hash") == base["keep_hash"], "unaligned data")
+    check(select("--keep", "0.353", path=changed("extra", h=("F32", [S, 3], normal(3 * S)))).get("keep_hash")
+          == base["keep_hash"], "a tensor nobody needs changes nothing")
+    lame = changed("lame", h=("F32", [2], [math.nan] * 2))
+    check(select("--keep", "0.353", path=lame).get("keep_hash") == base["keep_hash"], "nor does a bad one")
+
+
+def test_units():
+    unit = ("I32", [N], [i * 3 // N for i in range(N)])
+    path = changed("unit", unit=unit)
+    d = select("--keep", "0.25", "--budget-scope", "image", path=path)
+    per = [sum(1 for i in d["keep_indices"] if i * 3 // N == u) for u in range(3)]
+    check(per == [3, 3, 3], f"3 of 12 in each unit: {per}")
+    refused(["select", changed("unit-bad", unit=("I32", [N - 1], [0] * (N - 1))), "--keep", ".3"], (1, 2), "unit")
+    refused(["select", changed("unit-neg", unit=("I32", [N], [-1] * N)), "--keep", ".3"], (1, 2), "unit")
+
+
+def test_separators():
+    code = list(CODE)
+    for i in range(FIRST + 5, FIRST + N, 6):
+        code[i] = 2
+    path = changed("sep", visual=("U8", [S], code))
+    seps = [i - FIRST for i in range(S) if code[i] == 2]
+    d = select("--keep-tokens", "5", "--keep-separators", path=path)
+    check(set(seps) <= set(d["keep_indices"]) and d["n_keep"] == 5 + len(seps), "separators come on top")
+    check(select("--keep-tokens", "5", "--keep-separators=1", path=path)["keep_hash"] == d["keep_hash"], "=1")
+    check(select("--keep-tokens", "5", "--keep-separators=0", path=path)["n_keep"] == 5, "=0")
+    check(select("--keep-tokens", "5", path=path)["n_keep"] == 5, "prunable by default")
+
+
+def test_bad_files():
+    head = {n: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for n in ("q",)}
+    bad = {
+        "empty": (b"", "empty"), "short": (b"1234567", "short"), "len-huge": (raw({}, length=2**63), "header"),
+        "len-past-end": (raw({}, length=999), "truncated"), "garbage": (bytes(range(256)) * 8, "header"),
+        "truncated": (pack(TENSORS)[:-100], "'v'"), "not-json": (raw(b"{" * 2000), "JSON"),
+        "deep": (raw(b"[" * 200000), "JSON"), "deep-object": (raw(b'{"a":' * 50000), "deep"), "array": (raw(b"[]"), "JSON"),
+        "twice": (raw(b'{"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "twice"),
+        "past": (raw(head, b"1234"), "'q'"), "dtype": (raw({"q": {**head["q"], "dtype": "Z9"}}, bytes(8)), "'q'"),
+        "backwards": (raw({"q": {**head["q"], "data_offsets": [8, 0]}}, bytes(8)), "'q'"),
+        "negative": (raw({"q": {**head["q"], "data_offsets": [-8, 0]}}, bytes(8)), "'q'"),
+        "huge": (raw({"q": {**head["q"], "shape": [2**40, 2**40, 4]}}, bytes(8)), "'q'"),
+        "lie": (raw({"q": {**head["q"], "shape": [3]}}, bytes(8)), "'q'"),
+        "overlap": (raw({"q": head["q"], "k": {**head["q"], "data_offsets": [4, 12]}}, bytes(12)), "overlap"),
+    }
+    for name, (data, word) in bad.items():
+        path = save(name + ".safetensors", data)
+        started = time.monotonic()
+        refused(["select", path, "--method", "iwp", "--keep", "0.2", "--json"], 1, name + ".safetensors", word)
+        check(time.monotonic() - started < 20, f"{name}: takes too long")
+    refused(["select", os.path.join(TMP, "none"), "--keep", ".2"], 1, "none", "No such file")
+    refused(["select", TMP, "--keep", ".2"], 1, "not a regular file")
+    refused(["select", "/dev/null", "--keep", ".2"], 1, "/dev/null")
+
+
+def test_bad_tensors():
+    def one(name, code, *words, **tensors):
+        refused(["select", changed(name, **tensors), "--method", "iwp", "--keep", ".2", "--json"], code, *words)
+    q, k = TENSORS["q"][2], TENSORS["k"][2]
+    one("no-visual", 1, "visual", visual=None)
+    for t in ("q", "k", "k_rope", "v"):
+        one("no-" + t, 1, f"'{t}'", "missing", **{t: None})
+        nan = list(TENSORS[t][2])
+        nan[FIRST * (len(nan) // S)] = math.nan
+        one("nan-" + t, 1, t, **{t: ("F32", TENSORS[t][1], nan)}) if t != "q" else None
+        nan[FIRST * (len(nan) // S)] = math.inf
+        one("inf-" + t, 1, t, **{t: ("F32", TENSORS[t][1], nan)}) if t != "q" else None
+        one("rank-" + t, 1, f"'{t}'", **{t: ("F32", [len(nan)], nan)})
+        one("int-" + t, 1, f"'{t}'", **{t: ("I32", TENSORS[t][1], [0] * len(nan))})
+    nan = list(q)
+    nan[-1] = math.nan
+    one("nan-q", 1, "q", q=("F32", [S, H, D], nan))
+    one("rows-k", 1, "'k'", k=("F32", [S - 1, G, D], k[:-G * D]))
+    one("heads", 1, k=("F32", [S, 3, D], normal(S * 3 * D)), k_rope=("F32", [S, 3, D], normal(S * 3 * D)),
+        v=("F32", [S, 3, D], normal(S * 3 * D)))
+    one("dim", 1, v=("F32", [S, G, D + 1], normal(S * G * (D + 1))), k=("F32", [S, G, D + 1], normal(S * G * (D + 1))))
+    one("all-text", 1, "visual", visual=("U8", [S], [0] * S))
+    one("code9", 1, "visual", visual=("U8", [S], [9] * S))
+    one("visual-float", 1, "visual", visual=("F32", [S], [0] * S))
+    one("visual-rank", 1, "visual", visual=("U8", [1, S], CODE))
+    one("pos", 1, "position_ids", position_ids=("I64", [2, S], [0] * 2 * S))
+    one("window", 1, "window_index", window_index=("I64", [3], [0] * 3))
+
+
+def test_bad_flags():
+    ok = ["select", GOOD, "--method", "iwp"]
+    for value in ("0", "1.5", "abc", "-0.1", "nan", "inf", "0%", "101%", "", "22.2%%", "1e999", " 0.2"):
+        refused([*ok, "--keep", value], 2, "--keep")
+    refused([*ok, "--keep-tokens", "0"], 2, "--keep-tokens")
+    refused([*ok, "--keep-tokens", "x"], 2, "--keep-tokens")
+    refused([*ok, "--keep-tokens", "99"], (1, 2), "99")
+    refused([*ok, "--keep", ".2", "--keep-tokens", "3"], 2, "--keep")
+    refused(["select", GOOD, "--method", "nope", "--keep", ".2"], 2, "nope")
+    refused(["select", GOOD, "--method", "unifrom", "--keep", ".2"], 2, "did you mean uniform")
+    refused([*ok, "--keep", ".2", "--opt", "lamda=3"], 2, "lamda")
+    refused([*ok, "--keep", ".2", "--opt", "lambda=x"], 2, "lambda")
+    refused([*ok, "--keep", ".2", "--opt", "lambda"], 2, "lambda")
+    refused([*ok, "--keep", ".2", "--opt", "growth=-3"], 2, "growth")
+    refused([*ok, "--keep", ".2", "--opt", "selector=best"], 2, "selector")
+    refused([*ok, "--keep", ".2", "--frobnicate"], 2, "--frobnicate")
+    refused([*ok, "--keep", ".2", "--thread", "2"], 2, "did you mean --threads")
+    refused([*ok, "--keep", ".2", "--threads", "-4"], 2, "--threads")
+    refused([*ok, "--keep", ".2", "--threads", "0"], 2, "--threads")
+    refused([*ok, "--keep", ".2", "--threads", "99999999999999999999"], 2, "--threads")
+    refused([*ok, "--keep"], 2, "--keep needs a value")
+    refused([*ok, "--budget-rule", "x"], 2, "--budget-rule")
+    refused([*ok, "--budget-scope", "x"], 2, "--budget-scope")
+    refused([*ok, "--keep-separators=7"], 2, "--keep-separators")
+    refused([*ok, "-o", "xml"], 2, "xml")
+    refused([*ok, "--log-file", "/nonexistent/x"], 2, "/nonexistent/x")
+    refused(["select", "--method", "iwp", "--keep", ".2"], 2, "FILE.safetensors")
+    refused([*ok, "another"], 2, "another")
+    refused(["selct"], 2, "did you mean select")
+    refused(["frobnicate"], 2, "frobnicate")
+    refused(["bench"], 2, "bench")
+    refused(["bench", "nothing"], 2, "nothing")
+    refused(["methods", "nope"], 2, "nope")
+    refused(["select", GOOD, "--method", "a\nb\x1b[31m", "--keep", ".2"], 2, "a?b?[31m")
+    check(run().returncode == 2, "no command: exit 2")
+
+
+def test_environment():
+    base = select("--keep", "0.222")
+    check(select(env={"IWP_ARG_KEEP": "22.2%"})["keep_hash"] == base["keep_hash"], "IWP_ARG_KEEP")
+    check(select("--keep", "0.222", env={"IWP_ARG_KEEP": "0.5"})["keep_hash"] == base["keep_hash"], "the command line wins")
+    check(select("--keep", "0.222", env={"IWP_ARG_PRUNE_OPT": "selector=topk"})["keep_hash"]
+          == select("--keep", "0.222", "--opt", "selector=topk")["keep_hash"], "IWP_ARG_PRUNE_OPT")
+    check(select("--keep", "0.222", "--opt", "lambda=5", env={"IWP_ARG_PRUNE_OPT": "selector=topk"})["keep_hash"]
+          == base["keep_hash"], "a list on the command line replaces the environment's")
+    check("scores" in select("--keep", "0.222", env={"IWP_ARG_SCORES": "1"}), "IWP_ARG_SCORES")
+    refused(["select", GOOD], 2, "IWP_ARG_KEEP", env={"IWP_ARG_KEEP": "7"})
+    refused(["select", GOOD], 2, "IWP_ARG_THREADS", env={"IWP_ARG_THREADS": "many"})
+
+
+def test_help():
+    pages = [["--help"], ["select", "--help"], ["select", "-h"], ["methods", "--help"], ["bench", "--help"], ["help", "select"],
+             ["select", GOOD, "--keep", "0.2", "--help"], ["methods"], ["--cpu-info"], ["--version"],
+             ["select", GOOD, "--keep", "0.353"], ["select", GOOD, "--keep", "0.353", "--scores"]]
+    table = json.loads(run("methods", "--json").stdout)["methods"]
+    pages += [["methods", m["name"]] for m in table]
+    bench = run("bench", "--help").stdout
+    pages += [["bench", kind, "--help"] for kind in re.findall(r"^  (\w+) {3,}\S", bench, re.M)]
+    for page in pages:
+        p = run(*page)
+        wide = [line for line in p.stdout.splitlines() if len(line) > 80]
+        check(p.returncode == 0 and p.stdout.strip(), f"{page}: exit {p.returncode} {p.stderr}")
+        check(p.stderr == "", f"{page}: says {p.stderr}")
+        check(not wide, f"{page}: wider than 80 columns: {wide[:2]}")
+        check("\t" not in p.stdout and "\x1b" not in p.stdout, f"{page}: tabs or colours in a pipe")
+    check(re.fullmatch(r"iwp \d+\.\d+\.\d+\n", run("--version").stdout) is not None, "--version")
+    check("example" in run("select", "--help").stdout, "examples in the help")
+    names = [m["name"] for m in table]
+    check(len(set(names)) == len(names) and {"iwp", "random", "uniform", "none"} <= set(names), f"methods {names}")
+    for m in table:
+        check(all(k in m for k in ("name", "ref", "site", "needs", "options", "engine_only", "rounding", "positions")), f"{m['name']}: fields")
+        check(all(o["text"] and o["default"] != "" for o in m["options"]), f"{m['name']}: every option has text and default")
+
+
+def test_no_leftovers():
+    out = os.path.join(TMP, "kept.png")
+    p = run("select", GOOD, "--keep", "0.2", "--overlay", out, "--json")
+    check(p.returncode == 0, f"overlay: {p.stderr}")
+    with open(out, "rb") as f:
+        check(f.read(8) == b"\x89PNG\r\n\x1a\n", "overlay is a PNG")
+    check(not [f for f in os.listdir(TMP) if f.endswith(".part")], "no temporary file stays")
+    refused(["select", GOOD, "--keep", "0.2", "--overlay", "/nonexistent/x.png"], 1, "/nonexistent/x.png")
+    refused(["select", GOOD, "--keep", "0.2", "--overlay", out, "--grid", "5x5"], (1, 2), "--grid")
+    refused(["select", GOOD, "--keep", "0.2", "--overlay", out, "--grid", "big"], (1, 2), "--grid")
+    refused(["select", GOOD, "--keep", "0.2", "--overlay", out, "--image", GOOD], 1, "good.safetensors")
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([PROGRAM, "select", GOOD, "--keep", "0.5", "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
+    check(p.returncode == 1 and "cannot write" in p.stderr and len(p.stderr.splitlines()) == 1, f"full disk: {p.returncode} {p.stderr}")
+
+
+def test_log():
+    log = os.path.join(TMP, "log.txt")
+    p = run("select", GOOD, "--method", "nope", "--log-file", log)
+    check(p.returncode == 2, "exit code with a log file")
+    check(open(log).read() == p.stderr, "the log file has the same line")
+
+
+def test_interrupt():
+    """SIGINT in a long run: 130 and nothing left.  The run is made long by its size."""
+    n = 6000
+    code = [1] * n + [3] * 4
+    s = n + 4
+    pool = normal(4096)
+    big = [pool[(i * 7919) % 4096] for i in range(s * 2 * 16)]
+    tensors = {"visual": ("U8", [s], code)}
+    for name in ("q", "k", "k_rope", "v"):
+        tensors[name] = ("F32", [s, 2, 16], big)
+    path = save("big.safetensors", pack(tensors))
+    out = os.path.join(TMP, "never.png")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("IWP_")}
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        p = subprocess.Popen([PROGRAM, "select", path, "--keep", "0.9", "--opt", "selector=mmr-mult", "--overlay", out, "--grid", "60x100",
+                              "-t", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**clean, "IWP_CPU": "c"})
+        time.sleep(0.25)
+        p.send_signal(sig)
+        stdout, stderr = p.communicate(timeout=60)
+        if p.returncode == 0:
+            print("note: the run ended before the signal")
+            os.unlink(out)
+            continue
+        check(p.returncode == 130 and stdout == "", f"interrupted: exit {p.returncode} {stderr}")
+        check(not os.path.exists(out) and not [f for f in os.listdir(TMP) if f.endswith(".part")], "leftovers")
+
+
+def main():
+    try:
+        for name, test in list(globals().items()):
+            if name.startswith("test_"):
+                test()
+    finally:
+        subprocess.run(["rm", "-rf", TMP])
+    print(f"{checked} checks, {len(failed)} failed")
+    sys.exit(bool(failed))
+
+
+main()

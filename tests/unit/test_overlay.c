@@ -1,0 +1,57 @@
+/* Overlays: kept cells keep the picture's colour, dropped ones do not; sizes; a readable PNG. */
+#include "view/overlay.h"
+
+#include <unistd.h>
+
+#include "media/image.h"
+#include "test.h"
+
+TEST(draw) {
+    static uint8_t rgb[4 * 6 * 3], kept[2 * 3] = {1, 0, 0, 0, 0, 1}, out[40 * 60 * 3];
+    for (size_t i = 0; i < sizeof rgb; i += 3) rgb[i] = 250, rgb[i + 1] = 30, rgb[i + 2] = 30;
+    struct iwp_overlay o = {
+        .rows = 2, .cols = 3, .kept = kept, .rgb = rgb, .width = 6, .height = 4, .cell = 20};
+    int32_t w, h;
+    iwp_err e;
+    CHECK_INT(iwp_overlay_size(&o, &w, &h, &e), 0);
+    CHECK(w == 60 && h == 40);
+    CHECK_INT(iwp_overlay_draw(&o, out, &e), 0);
+    const uint8_t *in = out + (10 * 60 + 10) * 3, *off = out + (10 * 60 + 30) * 3;
+    CHECK(in[0] == 250 && in[1] == 30);         /* middle of a kept cell: the picture */
+    CHECK(off[0] < 80 && off[0] - off[1] < 40); /* dropped: dark and grey */
+    CHECK(out[1] > 100);                        /* edge of a kept cell: bright yellow */
+    o.rows = 0;
+    CHECK_INT(iwp_overlay_size(&o, &w, &h, &e), IWP_EINVAL);
+    o.rows = 2;
+    o.cell = 5000;
+    CHECK_INT(iwp_overlay_size(&o, &w, &h, &e), IWP_EINVAL);
+}
+
+TEST(png) {
+    char path[] = "/tmp/iwp-test-XXXXXX";
+    close(mkstemp(path));
+    uint8_t kept[16 * 24];
+    float scores[16 * 24];
+    for (int i = 0; i < 16 * 24; i++) kept[i] = i % 3 == 0, scores[i] = (float)i;
+    struct iwp_overlay o = {.rows = 16, .cols = 24, .kept = kept, .scores = scores};
+    iwp_err e;
+    CHECK_INT(iwp_overlay_write_png(&o, path, &e), 0);
+    struct iwp_image im;
+    CHECK_INT(iwp_image_load(path, NULL, &im, &e), 0);
+    int32_t w, h;
+    iwp_overlay_size(&o, &w, &h, &e);
+    CHECK(im.w == w && im.h == h && w == 768 && h == 512);
+    uint8_t *again = malloc((size_t)w * (size_t)h * 3);
+    iwp_overlay_draw(&o, again, &e);
+    CHECK(memcmp(again, im.rgb, (size_t)w * (size_t)h * 3) == 0);
+    free(again);
+    iwp_image_free(&im);
+    unlink(path);
+    CHECK_INT(iwp_overlay_write_png(&o, "/nonexistent/x.png", &e), IWP_EIO);
+}
+
+int main(void) {
+    test_draw();
+    test_png();
+    return test_done();
+}
