@@ -2,7 +2,7 @@
  * Pillow gives.  Four-component files are taken as inverted CMYK, Adobe's convention, as Pillow does.
  *
  * libjpeg only warns where data ends early or a code is impossible and fills the rest with grey; those
- * warnings are errors here.  Harmless ones (stray bytes between markers, odd APP14) are passed over. */
+ * warnings are errors here (Pillow refuses the first kind only).  Harmless ones (stray bytes between markers, odd APP14) are passed over. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>

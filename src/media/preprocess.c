@@ -70,7 +70,7 @@ struct iwp_pre_params iwp_pre_default_clip(void) {
 }
 
 static int check_tiles(const struct iwp_pre_params *p, iwp_err *err) {
-    IWP_REQUIRE(p->tile >= p->patch && p->tile <= 4096, err, IWP_EINVAL,
+    IWP_REQUIRE(p->tile >= p->patch && p->tile <= 2048, err, IWP_EINVAL,
                 "vision tile of %d pixels with patches of %d", p->tile, p->patch);
     if (p->kind != IWP_PRE_LLAVA_OV) return 0;
     IWP_REQUIRE(p->n_pinpoint > 0 && p->n_pinpoint <= IWP_PRE_MAX_PINPOINT, err, IWP_EINVAL,
@@ -82,6 +82,10 @@ static int check_tiles(const struct iwp_pre_params *p, iwp_err *err) {
             IWP_REQUIRE(s > 0 && s <= 32768 && s % p->tile == 0, err, IWP_EINVAL,
                         "image_grid_pinpoints has %d, no multiple of the tile %d", s, p->tile);
         }
+    for (int32_t i = 0; i < p->n_pinpoint; i++)
+        IWP_REQUIRE((int64_t)p->pinpoint[i][0] * p->pinpoint[i][1] <= 1 << 26, err, IWP_EINVAL,
+                    "image_grid_pinpoints has %d x %d, too many pixels", p->pinpoint[i][0],
+                    p->pinpoint[i][1]);
     IWP_REQUIRE(p->anyres_max >= 0 && p->anyres_max <= 1024, err, IWP_EINVAL, "anyres_max_%d",
                 p->anyres_max);
     return 0;

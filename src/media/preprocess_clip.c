@@ -1,7 +1,7 @@
 /* CLIP-style towers (LLaVA-1.5 and kin): one square tile a picture, no separators.  Cropped as the
  * library's CLIP processor does, padded with the mean colour before or after resizing, or squashed; and
- * the one-tile step the LLaVA-OneVision code shares.  Cropping refuses pictures more than 200 times longer than wide, whose
- * resized form would be huge for a few pixels of content. */
+ * the one-tile step the LLaVA-OneVision code shares.  Cropping refuses pictures more than 200 times
+ * longer than wide, whose resized form would be huge for a few pixels of content. */
 #include <math.h>
 
 #include "base/err.h"
@@ -23,18 +23,40 @@ static void long_side_size(int32_t w, int32_t h, int32_t tile, int32_t *rw, int3
     *rh = y < (float)tile ? (int32_t)y : tile;
 }
 
-static void mean_colour(const struct iwp_pre_params *p, uint8_t colour[3]) {
+/* A picture of the mean colour. */
+static int mean_image(const struct iwp_pre_params *p, int32_t w, int32_t h, struct iwp_image *out,
+                      iwp_err *err) {
+    uint8_t colour[3];
     for (int c = 0; c < 3; c++) colour[c] = (uint8_t)(p->mean[c] * 255);
+    return iwp_image_new(out, w, h, colour, err);
 }
 
-/* The picture centred on a square of the mean colour. */
-static int pad_square(const struct iwp_pre_params *p, const struct iwp_image *in, int32_t n,
-                      struct iwp_image *out, iwp_err *err) {
-    uint8_t colour[3];
-    mean_colour(p, colour);
-    IWP_TRY(iwp_image_new(out, n, n, colour, err));
-    iwp_pre_paste(out, in, (n - in->w) / 2, (n - in->h) / 2);
-    return 0;
+/* Padded to a square, then resized.  A long picture would make a huge square, so the two passes of the
+ * resize run apart: bands of padded rows horizontally, then the stacked result vertically.  A row of
+ * one colour stays that colour, so rows that are all padding need no pass. */
+static int pad_and_resize(const struct iwp_pre_params *p, const struct iwp_image *in,
+                          struct iwp_image *out, iwp_err *err) {
+    enum { BAND = 64 };
+    int32_t n = in->w > in->h ? in->w : in->h, left = (n - in->w) / 2, top = (n - in->h) / 2;
+    struct iwp_image stack = {0}, band = {0}, part = {0};
+    int rc;
+    IWP_TRY_GOTO(mean_image(p, p->tile, n, &stack, err));
+    for (int32_t y = 0; y < in->h; y += BAND) {
+        int32_t rows = in->h - y < BAND ? in->h - y : BAND;
+        struct iwp_image src = {in->w, rows, in->rgb + (size_t)y * (size_t)in->w * 3};
+        IWP_TRY_GOTO(mean_image(p, n, rows, &band, err));
+        iwp_pre_paste(&band, &src, left, 0);
+        IWP_TRY_GOTO(iwp_image_resize(&band, p->tile, rows, p->filter, &part, err));
+        iwp_pre_paste(&stack, &part, 0, top + y);
+        iwp_image_free(&band);
+        iwp_image_free(&part);
+    }
+    IWP_TRY_GOTO(iwp_image_resize(&stack, p->tile, p->tile, p->filter, out, err));
+fail:
+    iwp_image_free(&stack);
+    iwp_image_free(&band);
+    iwp_image_free(&part);
+    return rc;
 }
 
 /* The tile in the middle of a larger picture. */
@@ -57,13 +79,14 @@ int iwp_pre_one_tile(const struct iwp_pre_params *p, const struct iwp_image *in,
     *out = (struct iwp_image){0};
     switch (aspect) {
     case IWP_PRE_PAD:
-        IWP_TRY(pad_square(p, in, in->w > in->h ? in->w : in->h, &mid, err));
-        rc = iwp_image_resize(&mid, n, n, p->filter, out, err);
+        if (in->w != in->h) return pad_and_resize(p, in, out, err);
+        rc = iwp_image_resize(in, n, n, p->filter, out, err);
         break;
     case IWP_PRE_LETTERBOX:
         long_side_size(in->w, in->h, n, &rw, &rh);
         IWP_TRY(iwp_image_resize(in, rw, rh, p->filter, &mid, err));
-        rc = pad_square(p, &mid, n, out, err);
+        rc = mean_image(p, n, n, out, err);
+        if (rc >= 0) iwp_pre_paste(out, &mid, (n - rw) / 2, (n - rh) / 2);
         break;
     case IWP_PRE_CROP:
         short_side_size(in->w, in->h, n, &rw, &rh);

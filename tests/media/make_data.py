@@ -113,6 +113,9 @@ def pictures():
     yield "jpeg-progressive.jpg", dict(im=rgb, quality=70, progressive=True)
     yield "jpeg-grey.jpg", dict(im=grey, quality=80)
     yield "jpeg-cmyk.jpg", dict(im=Image.fromarray(picture(31, 27, 4, 6), "CMYK"), quality=80)
+    # Written once with libjpeg's own calls: YCCK, CMYK without Adobe's mark, progressive arithmetic code.
+    for name in ("ycck", "cmyk-plain", "cmyk-arithmetic"):
+        yield f"jpeg-{name}.jpg", dict(kept=True)
     yield "jpeg-rgb.jpg", dict(im=rgb, quality=90, keep_rgb=True)
     yield "jpeg-restart.jpg", dict(im=rgb, quality=75, restart_marker_blocks=2)
     exif = Image.Exif()

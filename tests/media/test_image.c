@@ -1,4 +1,6 @@
 /* Decoders: every committed picture has the pixels Pillow reads from it; every bad one is one error. */
+#include <stdbool.h>
+
 #include "base/file.h"
 #include "media_test.h"
 
@@ -121,9 +123,38 @@ static void test_limits(void) {
     CHECK(strstr(err.msg, "absent.png"));
 }
 
+static size_t find_marker(const uint8_t *p, size_t n, size_t from, bool any, uint8_t kind) {
+    for (size_t i = from; i + 1 < n; i++)
+        if (p[i] == 0xff && (any ? p[i + 1] != 0 : p[i + 1] == kind)) return i;
+    return n;
+}
+
+/* The first scan of a progressive file again and again: cheap to send, each a pass over the picture. */
+static void test_scans(void) {
+    uint8_t *data;
+    size_t n;
+    iwp_err err;
+    CHECK(iwp_file_read(DATA "decode/jpeg-progressive.jpg", 1 << 20, &data, &n, &err) == 0);
+    size_t at = find_marker(data, n, 0, false, 0xda), end = find_marker(data, n, at + 2, true, 0);
+    CHECK(at < end && end < n);
+    size_t scan = end - at;
+    uint8_t *many = malloc(n + 150 * scan);
+    for (int copies = 50; copies <= 150; copies += 100) {
+        memcpy(many, data, end);
+        for (int i = 0; i < copies; i++) memcpy(many + end + (size_t)i * scan, data + at, scan);
+        memcpy(many + end + (size_t)copies * scan, data + end, n - end);
+        int rc = decode(many, n + (size_t)copies * scan, NULL, &err);
+        CHECK_INT(rc, copies == 50 ? 0 : IWP_EFORMAT);
+    }
+    CHECK_STR(err.msg, "broken JPEG: more than 100 scans");
+    free(many);
+    free(data);
+}
+
 int main(void) {
     test_all_formats();
     test_damaged();
     test_limits();
+    test_scans();
     return test_done();
 }

@@ -433,6 +433,15 @@ static void test_refusals(void) {
     p = iwp_pre_default_llava_ov();
     p.std[1] = 0;
     CHECK_INT(iwp_pre_params_check(&p, &err), IWP_EINVAL);
+    /* one of several pictures, so long that its padded square would have four billion pixels */
+    p = llava_small();
+    uint8_t red[3] = {255, 0, 0};
+    struct iwp_image line;
+    CHECK(iwp_image_new(&line, 65535, 2, red, &err) == 0);
+    float *x = pixels_of(&p, &line, 1, IWP_PRE_SEVERAL, &q);
+    CHECK_NEAR(x[0], 127 / 127.5 - 1, 1e-6);
+    free(x);
+    iwp_image_free(&line);
     /* extreme shapes of LLaVA-OneVision make a plan */
     p = iwp_pre_default_llava_ov();
     static const int32_t odd[][2] = {{1, 1}, {1, 65535}, {65535, 1}, {2, 30000}, {10000, 10000}};
