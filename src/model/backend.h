@@ -1,0 +1,78 @@
+/* Devices and threads: where tensors live and graphs run.
+ *
+ * Owns every call that is special to ggml's CPU backend (all of them through the registry, so that a
+ * build with loadable backends works too), the GPU and RPC devices that -ngl and --rpc name, the
+ * threads, and the scheduler that runs a graph over several devices.
+ * Refuses: nothing here knows a model; custom ops are the callers' duty (iwp_sched_compute rejects a
+ * graph whose custom op would leave the CPU). */
+#ifndef IWP_MODEL_BACKEND_H
+#define IWP_MODEL_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include "iwp/error.h"
+#include "iwp/prune.h"
+
+enum { IWP_BACKEND_MAX_DEVICE = 32, IWP_BACKEND_MAX_BUFT = 16 };
+
+struct iwp_backend_params {
+    int32_t n_thread;   /* 0: all CPUs of this process */
+    int32_t n_gpu;      /* -ngl: layers on other devices; -1: all when there are any */
+    const char *rpc;    /* --rpc: "host:port,host:port" or NULL */
+    bool plain_weights; /* no repacked weight layouts (comparisons) */
+};
+
+struct iwp_backend {
+    int32_t n_device; /* the CPU is the last one */
+    ggml_backend_dev_t device[IWP_BACKEND_MAX_DEVICE];
+    ggml_backend_t backend[IWP_BACKEND_MAX_DEVICE];
+    ggml_backend_buffer_type_t buft[IWP_BACKEND_MAX_DEVICE]; /* plain memory of each */
+    int32_t n_extra; /* layouts of the CPU that make mul_mat faster, best first */
+    ggml_backend_buffer_type_t extra[IWP_BACKEND_MAX_BUFT];
+    int32_t n_thread, n_gpu;
+    struct iwp_exec exec; /* our own threads, for selections and preprocessing */
+    void *priv;
+};
+
+int iwp_backend_new(struct iwp_backend **out, const struct iwp_backend_params *p, iwp_err *err);
+void iwp_backend_free(struct iwp_backend *b); /* NULL is fine */
+
+static inline int32_t iwp_backend_cpu(const struct iwp_backend *b) { return b->n_device - 1; }
+/* The device of decoder layer l of n (l = n: the output layer). */
+int32_t iwp_backend_layer_device(const struct iwp_backend *b, int32_t l, int32_t n_layer);
+/* The buffer type for a weight that is only ever the left side of ggml_mul_mat on `device`. */
+ggml_backend_buffer_type_t iwp_backend_matmul_buft(const struct iwp_backend *b, int32_t device,
+                                                   enum ggml_type type, int n_dims,
+                                                   const int64_t *ne);
+/* Asked by ggml between nodes on the CPU; true stops the graph (iwp_sched_compute: IWP_ECANCELLED). */
+void iwp_backend_set_cancel(struct iwp_backend *b, bool (*cancel)(void *ctx), void *ctx);
+
+/* ---- Running graphs ---------------------------------------------------------------------------- */
+
+/*  Use:
+ *      iwp_sched_begin(s, n_nodes, &ctx, &graph, err);      // ctx and graph live until the next begin
+ *      … build nodes in ctx, ggml_set_input / ggml_set_output, ggml_build_forward_expand(graph, …) …
+ *      iwp_sched_alloc(s, err);                             // memory for all nodes
+ *      … ggml_backend_tensor_set on inputs …
+ *      iwp_sched_compute(s, err);
+ *      … ggml_backend_tensor_get on outputs …
+ * One scheduler per user (tower, decoder); its compute buffers grow to the largest graph and stay. */
+struct iwp_sched;
+int iwp_sched_new(struct iwp_sched **out, struct iwp_backend *b, int32_t max_nodes, iwp_err *err);
+void iwp_sched_free(struct iwp_sched *s); /* NULL is fine */
+int iwp_sched_begin(struct iwp_sched *s, struct ggml_context **ctx, struct ggml_cgraph **graph,
+                    iwp_err *err);
+/* Pins a node to a device (custom ops: the CPU).  Between begin and alloc. */
+void iwp_sched_pin(struct iwp_sched *s, struct ggml_tensor *t, int32_t device);
+int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err);
+int iwp_sched_compute(struct iwp_sched *s, iwp_err *err);
+size_t iwp_sched_bytes(const struct iwp_sched *s); /* compute buffers */
+/* 0, or an error that names the first custom op of the graph that is not assigned to the CPU. */
+int iwp_sched_check_custom(const struct iwp_sched *s, iwp_err *err);
+
+#endif

@@ -1,0 +1,35 @@
+/* Weights of one GGUF file as ggml tensors in backend buffers.
+ *
+ * Declare every tensor the model needs (each is checked for presence and shape, errors name it), then
+ * load: memory is taken per device and layout, bytes come by pread, never through a map, because the
+ * repacked layouts convert whole tensors.  The tensors live until iwp_weights_free; the GGUF reader is
+ * needed until iwp_weights_load returns. */
+#ifndef IWP_MODEL_WEIGHTS_H
+#define IWP_MODEL_WEIGHTS_H
+
+#include "io/gguf.h"
+#include "model/backend.h"
+
+enum iwp_weight_use {
+    IWP_WEIGHT_PLAIN = 0,    /* norms, biases, embeddings, anything read element by element */
+    IWP_WEIGHT_MATMUL = 1,   /* only ever the left side of ggml_mul_mat: may be repacked */
+    IWP_WEIGHT_OPTIONAL = 2, /* absent: *out is NULL and no error */
+    IWP_WEIGHT_F32 = 4, /* converted to f32 while loading (small f16/bf16 tensors); plain only */
+};
+
+struct iwp_weights;
+int iwp_weights_new(struct iwp_weights **out, struct iwp_backend *b, const struct iwp_gguf *g,
+                    iwp_err *err);
+void iwp_weights_free(struct iwp_weights *w); /* NULL is fine */
+
+/* ne[i] < 0 accepts any length.  `use` is a sum of enum iwp_weight_use. */
+int iwp_weights_get(struct iwp_weights *w, const char *name, int n_dims, const int64_t *ne, int use,
+                    int32_t device, struct ggml_tensor **out, iwp_err *err);
+/* Reads everything declared.  `what` names the progress meter ("load"). */
+int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err);
+size_t iwp_weights_bytes(const struct iwp_weights *w);
+
+/* Row `row` of a plain CPU tensor as floats, whatever its type: out [t->ne[0]]. */
+void iwp_weights_row(const struct ggml_tensor *t, int64_t row, float *out);
+
+#endif
