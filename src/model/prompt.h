@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "iwp/error.h"
+#include "iwp/engine.h" /* parts, messages, struct iwp_prompt_request */
 #include "media/image.h"
 #include "media/preprocess.h"
 
@@ -64,50 +64,6 @@ struct iwp_prompt {
 };
 
 void iwp_prompt_free(struct iwp_prompt *p); /* frees the parts, not p; a zeroed one is fine */
-
-/* ---- What to build from ------------------------------------------------------------------------ */
-
-enum iwp_part_kind { IWP_PART_TEXT, IWP_PART_IMAGE, IWP_PART_VIDEO };
-
-struct iwp_part {
-    enum iwp_part_kind kind;
-    const char *text; /* TEXT: UTF-8; a typed "<image>" is text */
-    const char *file; /* IMAGE: path; VIDEO: path of a film or a folder of frames */
-    const uint8_t *data;
-    size_t size; /* IMAGE, VIDEO: the bytes instead of a file; `file` is then a label or NULL */
-};
-
-struct iwp_message {
-    const char *role; /* "system", "user", "assistant" */
-    const struct iwp_part *part;
-    int32_t n_part;
-};
-
-struct iwp_prompt_request {
-    const struct iwp_message *message; /* rendered by the chat template */
-    int32_t n_message;
-    const char *raw; /* or: verbatim prompt (--chat-template none), special tokens parsed */
-    const struct iwp_part
-        *media; /* of a raw prompt: in order of its <image> / <video> marks, else first */
-    int32_t n_media;
-    bool no_generation_prompt; /* leave out the opening of the assistant's turn */
-
-    int32_t frames; /* of a video: at most this many, spread evenly; 0: all of a folder */
-    double fps;     /* 0: the model's default */
-    int32_t image_min_tokens, image_max_tokens; /* 0: the model's */
-
-    /* Method `resize`: every picture is shrunk until it costs at most this share of its tokens; 0: off. */
-    double resize_keep;
-    int32_t resize_tokens; /* or a count for all pictures together; 0: by resize_keep */
-
-    bool dump;                 /* keep pixel_values and vision_features */
-    bool keep_pixels;          /* keep the RGB pictures, for overlays */
-    bool tap_features, tap_qk; /* fill vit_features; vit_q and vit_k */
-    int32_t
-        tap_block; /* encoder block of vit_q and vit_k; negative counts from the end (-1 = last) */
-    bool (*cancel)(void *ctx); /* asked between tower batches; NULL: never */
-    void *cancel_ctx;
-};
 
 /* Vocabulary, template, tower, projector and cache of one model. */
 typedef struct iwp_prompter iwp_prompter;

@@ -1,0 +1,246 @@
+/* iwp/engine.h: vision-language models with pruning in the middle of the network.
+ *
+ * An engine is a loaded model: weights, vocabulary, vision tower; immutable and shared.  A session is
+ * one timeline over it: cache, rows, logits.  A prompt is what a session starts from.
+ *
+ *     struct iwp_engine_params ep = iwp_engine_default_params();
+ *     ep.model = "model.gguf";
+ *     ep.mmproj = "mmproj.gguf";
+ *     iwp_engine *e;
+ *     iwp_engine_open(&e, &ep, &err);
+ *
+ *     struct iwp_part parts[] = {{.kind = IWP_PART_IMAGE, .file = "cat.jpg"},
+ *                                {.kind = IWP_PART_TEXT, .text = "What is this?"}};
+ *     struct iwp_message msg = {"user", parts, 2};
+ *     struct iwp_prompt_request r = {.message = &msg, .n_message = 1};
+ *     iwp_prompt *p;
+ *     iwp_engine_prompt(e, &r, &p, &err);                  // tokens, positions, encoded pictures
+ *
+ *     struct iwp_params prune;
+ *     iwp_params_default(&prune, iwp_method_find("iwp"));
+ *     prune.budget.keep = 0.222;
+ *     iwp_session *s;
+ *     struct iwp_session_params sp = iwp_session_default_params();
+ *     iwp_session_new(&s, e, &sp, &err);
+ *     iwp_session_begin(s, p, &prune, &err);
+ *     while ((rc = iwp_session_step(s, &err)) > 0) {}      // small steps: a server can interleave
+ *     iwp_session_generate(s, &gp, &result, &err);
+ *
+ * examples/describe.c is this sketch as a program.  Functions return 0 or a count, or a negative enum
+ * iwp_status with err filled.  Calls on different sessions of one engine may come from different
+ * threads; they take turns on the engine's own threads.  One session belongs to one thread at a time. */
+#ifndef IWP_ENGINE_H
+#define IWP_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "iwp/error.h"
+#include "iwp/prune.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct iwp_engine iwp_engine;
+typedef struct iwp_session iwp_session;
+typedef struct iwp_prompt iwp_prompt;
+
+/* ---- Engine ---------------------------------------------------------------------------------- */
+
+struct iwp_engine_params {
+    const char *model;         /* GGUF file, the first part of a split one */
+    const char *mmproj;        /* GGUF of the vision tower and projector; NULL: text only */
+    const char *chat_template; /* NULL: the one that fits the file */
+    const char *rpc;           /* "host:port,…" of ggml RPC servers (trusted networks), or NULL */
+    int32_t n_thread;          /* 0: all CPUs of this process */
+    int32_t n_gpu;             /* layers on GPU or RPC devices; -1: all when there are any */
+    size_t cache_bytes;        /* of encoded pictures; 0: 512 MB */
+    bool plain_weights;        /* no repacked weight layouts, for comparisons */
+};
+IWP_API struct iwp_engine_params iwp_engine_default_params(void);
+
+IWP_API int iwp_engine_open(iwp_engine **out, const struct iwp_engine_params *p, iwp_err *err);
+IWP_API void iwp_engine_close(iwp_engine *e); /* after its sessions and prompts; NULL is fine */
+
+struct iwp_engine_info {
+    const char *name, *arch, *file_type; /* "qwen2vl", "Q4_0"; live as long as the engine */
+    int64_t n_params;                    /* decoder and tower */
+    int32_t n_layer, d_model, n_head, n_head_kv, d_head, n_vocab, n_ctx_train;
+    int32_t n_thread;
+    bool has_vision;
+    size_t weight_bytes;
+};
+IWP_API struct iwp_engine_info iwp_engine_info(const iwp_engine *e);
+
+IWP_API int iwp_engine_token_text(const iwp_engine *e, int32_t id, char *buf, int cap);
+IWP_API bool iwp_engine_token_is_end(const iwp_engine *e, int32_t id);
+
+/* Stops whatever the engine computes when cancel(ctx) is true; asked often, must be quick.  Calls then
+ * return IWP_ECANCELLED. */
+IWP_API void iwp_engine_set_cancel(iwp_engine *e, bool (*cancel)(void *ctx), void *ctx);
+
+/* ---- Prompts --------------------------------------------------------------------------------- */
+
+enum iwp_part_kind { IWP_PART_TEXT, IWP_PART_IMAGE, IWP_PART_VIDEO };
+
+struct iwp_part {
+    enum iwp_part_kind kind;
+    const char *text;    /* TEXT: UTF-8; a typed "<image>" is text */
+    const char *file;    /* IMAGE: path; VIDEO: path of a film or a folder of frames */
+    const uint8_t *data; /* IMAGE, VIDEO: the bytes instead; `file` is then a label or NULL */
+    size_t size;
+};
+
+struct iwp_message {
+    const char *role; /* "system", "user", "assistant" */
+    const struct iwp_part *part;
+    int32_t n_part;
+};
+
+struct iwp_prompt_request {
+    const struct iwp_message *message; /* rendered by the chat template */
+    int32_t n_message;
+    const char *raw; /* or: a verbatim prompt (--chat-template none), special tokens parsed */
+    const struct iwp_part *media; /* of a raw prompt: for its <image> / <video> marks, else first */
+    int32_t n_media;
+    bool no_generation_prompt; /* leave out the opening of the assistant's turn */
+
+    int32_t frames; /* of a video: at most this many, spread evenly; 0: all of a folder */
+    double fps;     /* 0: the model's default */
+    int32_t image_min_tokens, image_max_tokens; /* 0: the model's */
+
+    /* Method `resize`: pictures are shrunk until they cost at most this share of their tokens; 0: off. */
+    double resize_keep;
+    int32_t resize_tokens; /* or a count for all pictures together; 0: by resize_keep */
+
+    bool dump;                 /* keep pixel_values and vision_features */
+    bool keep_pixels;          /* keep the RGB pictures, for overlays */
+    bool tap_features, tap_qk; /* what the pruning method reads from the tower */
+    int32_t tap_block; /* encoder block of queries and keys; negative from the end (-1 = last) */
+    bool (*cancel)(void *ctx); /* asked between tower batches; NULL: never */
+    void *cancel_ctx;
+};
+
+/* Fills resize_* and tap_* from what a method reads; call after setting its options.  NULL: none. */
+IWP_API void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_params *prune);
+
+IWP_API int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
+                              iwp_err *err);
+IWP_API void iwp_engine_prompt_free(iwp_prompt *p); /* NULL is fine */
+
+struct iwp_prompt_info {
+    int32_t n_token, n_visual, n_image;
+    double ms_decode_image, ms_preprocess, ms_encode; /* 0 when it came from the cache */
+};
+IWP_API struct iwp_prompt_info iwp_prompt_info(const iwp_prompt *p);
+
+/* ---- Sessions -------------------------------------------------------------------------------- */
+
+enum iwp_kv_type { IWP_KV_F16, IWP_KV_F32, IWP_KV_Q8_0 };
+enum iwp_flash {
+    IWP_FLASH_AUTO,
+    IWP_FLASH_ON,
+    IWP_FLASH_OFF
+}; /* auto: on unless the cache is f32 */
+
+struct iwp_session_params {
+    int32_t n_ctx;   /* most rows; 0: the model's own */
+    int32_t n_chunk; /* prefill chunk rows (-ub) */
+    enum iwp_kv_type type_k, type_v;
+    enum iwp_flash flash;
+    int32_t reserve;   /* rows of cache beyond the prompt; grows when more are generated */
+    bool no_reselect;  /* a prompt that continues the last one keeps its selection */
+    bool keep_tensors; /* keep what --dump-tensors writes */
+};
+IWP_API struct iwp_session_params iwp_session_default_params(void);
+
+IWP_API int iwp_session_new(iwp_session **out, iwp_engine *e, const struct iwp_session_params *p,
+                            iwp_err *err);
+IWP_API void iwp_session_free(iwp_session *s); /* NULL is fine */
+
+/* Starts a prompt; `prune` NULL: all tokens stay.  The prompt must live until the next begin.  Layers
+ * below the first cut are not run again for the part that equals the previous prompt (whole chunks
+ * only, so that the numbers equal those of a fresh session bit for bit). */
+IWP_API int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_params *prune,
+                              iwp_err *err);
+/* One chunk of rows through one segment, or one selection.  1: more to do, 0: logits are there. */
+IWP_API int iwp_session_step(iwp_session *s, iwp_err *err);
+IWP_API const float *iwp_session_logits(const iwp_session *s); /* [n_vocab] after the last token */
+/* Appends one token and computes the logits after it. */
+IWP_API int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err);
+/* Forgets fed tokens but the first `n`; logits are gone unless n was all. */
+IWP_API int iwp_session_forget(iwp_session *s, int32_t n, iwp_err *err);
+/* n sessions of one engine, one token each; logits as after feed. */
+IWP_API int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, int32_t n,
+                                   iwp_err *err);
+
+/* The state before layer l, to continue from with another method or budget that cuts at l or later:
+ * bit for bit what a fresh run gives.  Ask with iwp_session_keep_mark before begin (layer 0 is always
+ * there); rewind leaves the session as after begin, to be stepped again. */
+IWP_API void iwp_session_keep_mark(iwp_session *s, int32_t layer); /* -1: none */
+IWP_API int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_params *prune,
+                               iwp_err *err);
+
+/* What a run did; pointers live until the next begin or rewind. */
+struct iwp_session_stage {
+    int32_t layer; /* -1: before the decoder */
+    int32_t visual_kept;
+};
+struct iwp_session_stats {
+    int32_t n_prompt, n_visual, n_kept; /* rows; visual rows; visual rows that reached the end */
+    int32_t n_generated;                /* tokens fed */
+    const int32_t *keep;                /* [n_kept] ascending, among the visual tokens */
+    const float *scores;                /* [n_visual] first-stage scores, or NULL */
+    int32_t n_stage;
+    struct iwp_session_stage stage[IWP_STAGE_MAX];
+    double layer_average, flops, flops_full;
+    double ms_prefill, ms_select, ms_decode;
+    size_t kv_bytes, kv_bytes_full; /* after the prompt: used, and without pruning */
+    int32_t n_reused;               /* prompt rows whose lower layers were not run again */
+};
+IWP_API struct iwp_session_stats iwp_session_stats(const iwp_session *s);
+
+/* ---- Sampling and whole answers -------------------------------------------------------------- */
+
+typedef struct iwp_sampler iwp_sampler;
+struct iwp_sampler_params {
+    double temp; /* 0: greedy */
+    int32_t top_k;
+    double top_p, min_p;
+    uint32_t seed;
+};
+IWP_API struct iwp_sampler_params iwp_sampler_default_params(void); /* greedy; 40, 0.95, 0.05 */
+IWP_API int iwp_sampler_new(iwp_sampler **out, const struct iwp_sampler_params *p, iwp_err *err);
+IWP_API void iwp_sampler_free(iwp_sampler *s); /* NULL is fine */
+IWP_API int32_t iwp_sampler_pick(iwp_sampler *s, const float *logits, int32_t n_vocab);
+
+struct iwp_generate_params {
+    int32_t n_predict; /* most tokens; -1: until the context is full */
+    bool ignore_eos;
+    iwp_sampler *sampler; /* NULL: greedy */
+    const char *const
+        *stop; /* texts that end the answer and are cut off; NULL-terminated or NULL */
+    /* Called with whole UTF-8 characters as they come; false stops (finish "stop"). */
+    bool (*on_text)(void *ctx, const char *text, size_t n);
+    void *ctx;
+};
+enum iwp_finish { IWP_FINISH_STOP, IWP_FINISH_LENGTH, IWP_FINISH_CANCELLED };
+struct iwp_answer {
+    char *text; /* the caller frees with iwp_answer_free */
+    size_t n_text;
+    int32_t *token; /* [n_token], the end token not included */
+    int32_t n_token;
+    enum iwp_finish finish;
+    double ms_first, ms_decode; /* to the first token (from the call); all others */
+};
+/* From logits that are there (after step returned 0). */
+IWP_API int iwp_session_generate(iwp_session *s, const struct iwp_generate_params *g,
+                                 struct iwp_answer *out, iwp_err *err);
+IWP_API void iwp_answer_free(struct iwp_answer *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
