@@ -62,7 +62,7 @@ static void shade(double t, uint8_t px[3]) {
 
 static void dim(uint8_t px[3]) {
     double grey = 0.299 * px[0] + 0.587 * px[1] + 0.114 * px[2];
-    for (int c = 0; c < 3; c++) px[c] = (uint8_t)(14 + 0.22 * grey + 0.06 * px[c]);
+    for (int c = 0; c < 3; c++) px[c] = (uint8_t)(18 + 0.30 * grey + 0.07 * px[c]);
 }
 
 int iwp_overlay_draw(const struct iwp_overlay *o, uint8_t *out, iwp_err *err) {

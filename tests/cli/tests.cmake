@@ -1,3 +1,4 @@
+add_test(NAME cli/demo COMMAND ${CMAKE_SOURCE_DIR}/tests/cli/test_demo $<TARGET_FILE:iwp>)
 add_test(NAME cli/select COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/cli/test_cli.py $<TARGET_FILE:iwp>)
 if(NOT IWP_SANITIZE AND NOT IWP_TSAN AND NOT IWP_COVERAGE)
   add_test(NAME cli/install COMMAND ${CMAKE_SOURCE_DIR}/tests/cli/test_install ${CMAKE_BINARY_DIR} ${CMAKE_C_COMPILER})
