@@ -56,7 +56,8 @@ format: deps ## clang-format on all sources
 	@clang-format-19 -i $(sources)
 
 format-check: deps
-	@clang-format-19 --dry-run -Werror $(sources)
+	@bad=$$(for f in $(sources); do clang-format-19 "$$f" | cmp -s - "$$f" || echo "$$f"; done); \
+	    [ -z "$$bad" ] || { echo "not formatted (make format):" $$bad; exit 1; }
 
 install: build ## program, library, headers, pkg-config and CMake files below PREFIX
 	@cmake --install build --prefix $(PREFIX)

@@ -13,44 +13,44 @@ static int test_failed, test_checked;
 
 #define TEST(name) static void test_##name(void)
 
-#define CHECK(cond)                                                                       \
-    do {                                                                                  \
-        test_checked++;                                                                   \
-        if (!(cond)) {                                                                    \
-            test_failed++;                                                                \
-            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond);            \
-        }                                                                                 \
+#define CHECK(cond)                                                                                \
+    do {                                                                                           \
+        test_checked++;                                                                            \
+        if (!(cond)) {                                                                             \
+            test_failed++;                                                                         \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond);                     \
+        }                                                                                          \
     } while (0)
 
 /* CHECK with a printf-style explanation. */
-#define CHECK_MSG(cond, ...)                                                              \
-    do {                                                                                  \
-        test_checked++;                                                                   \
-        if (!(cond)) {                                                                    \
-            test_failed++;                                                                \
-            fprintf(stderr, "%s:%d: failed: %s: ", __FILE__, __LINE__, #cond);            \
-            fprintf(stderr, __VA_ARGS__);                                                 \
-            fputc('\n', stderr);                                                          \
-        }                                                                                 \
+#define CHECK_MSG(cond, ...)                                                                       \
+    do {                                                                                           \
+        test_checked++;                                                                            \
+        if (!(cond)) {                                                                             \
+            test_failed++;                                                                         \
+            fprintf(stderr, "%s:%d: failed: %s: ", __FILE__, __LINE__, #cond);                     \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fputc('\n', stderr);                                                                   \
+        }                                                                                          \
     } while (0)
 
-#define CHECK_INT(got, want)                                                              \
-    do {                                                                                  \
-        long long got_ = (long long)(got), want_ = (long long)(want);                     \
-        CHECK_MSG(got_ == want_, "got %lld, want %lld", got_, want_);                     \
+#define CHECK_INT(got, want)                                                                       \
+    do {                                                                                           \
+        long long got_ = (long long)(got), want_ = (long long)(want);                              \
+        CHECK_MSG(got_ == want_, "got %lld, want %lld", got_, want_);                              \
     } while (0)
 
-#define CHECK_NEAR(got, want, tol)                                                        \
-    do {                                                                                  \
-        double got_ = (double)(got), want_ = (double)(want);                              \
-        CHECK_MSG(fabs(got_ - want_) <= (tol), "got %.9g, want %.9g", got_, want_);       \
+#define CHECK_NEAR(got, want, tol)                                                                 \
+    do {                                                                                           \
+        double got_ = (double)(got), want_ = (double)(want);                                       \
+        CHECK_MSG(fabs(got_ - want_) <= (tol), "got %.9g, want %.9g", got_, want_);                \
     } while (0)
 
-#define CHECK_STR(got, want)                                                              \
-    do {                                                                                  \
-        const char *got_ = (got), *want_ = (want);                                        \
-        CHECK_MSG(got_ && strcmp(got_, want_) == 0, "got '%s', want '%s'",                \
-                  got_ ? got_ : "(null)", want_);                                         \
+#define CHECK_STR(got, want)                                                                       \
+    do {                                                                                           \
+        const char *got_ = (got), *want_ = (want);                                                 \
+        CHECK_MSG(got_ &&strcmp(got_, want_) == 0, "got '%s', want '%s'", got_ ? got_ : "(null)",  \
+                  want_);                                                                          \
     } while (0)
 
 /* A small deterministic generator for test data (xorshift64*). */
@@ -61,7 +61,9 @@ static inline uint64_t test_rand(uint64_t *s) {
     return *s * 0x2545F4914F6CDD1DULL;
 }
 
-static inline double test_uniform(uint64_t *s) { return (double)(test_rand(s) >> 11) / 9007199254740992.0; }
+static inline double test_uniform(uint64_t *s) {
+    return (double)(test_rand(s) >> 11) / 9007199254740992.0;
+}
 
 /* Sum of 12 uniforms: close enough to a normal variable for test data. */
 static inline float test_normal(uint64_t *s) {

@@ -8,9 +8,8 @@
 
 const char *iwp_status_text(int code) {
     switch (code) {
-#define X(name, value, text) \
-    case value:              \
-        return text;
+#define X(name, value, text)                                                                       \
+    case value: return text;
         IWP_STATUS_MAP(X)
 #undef X
     }

@@ -63,7 +63,8 @@ int iwp_file_read(const char *path, size_t max, uint8_t **data, size_t *size, iw
     uint8_t *buf = NULL;
     size_t n = 0, want = (size_t)st.st_size;
     if ((uint64_t)st.st_size > max)
-        IWP_FAIL(err, IWP_EINVAL, "%s: %lld bytes, the limit is %zu", path, (long long)st.st_size, max);
+        IWP_FAIL(err, IWP_EINVAL, "%s: %lld bytes, the limit is %zu", path, (long long)st.st_size,
+                 max);
     buf = malloc(want + 1);
     if (!buf) IWP_FAIL(err, IWP_ENOMEM, "%s: no memory for %zu bytes", path, want);
     while (n < want) {
