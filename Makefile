@@ -37,7 +37,7 @@ test: format-check test-fuzz test-tsan build dev ## everything, some minutes; en
 
 test-tsan: deps
 	@echo '== tsan'; $(call preset,tsan)
-	@cd build/tsan && $(CTEST) -R '^(unit/pool|unit/log|prune/)'
+	@cd build/tsan && $(CTEST) -R '^(unit/pool|unit/log|prune/|cli/demo)'
 
 FUZZ_SECONDS ?= 10
 test-fuzz: deps
