@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CTEST = ctest -j$(JOBS) --output-on-failure --no-tests=error
-sources = $(shell git ls-files '*.c' '*.h')
+sources = $(shell git ls-files '*.c' '*.h' 2>/dev/null || find src include tests examples -name '*.[ch]')
 
 .PHONY: help deps build dev demo test test-tsan test-fuzz test-long bench format format-check install clean
 .DEFAULT_GOAL := help

@@ -2,6 +2,8 @@ add_test(NAME cli/demo COMMAND ${CMAKE_SOURCE_DIR}/tests/cli/test_demo $<TARGET_
 add_test(NAME cli/select COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/cli/test_cli.py $<TARGET_FILE:iwp>)
 if(NOT IWP_SANITIZE AND NOT IWP_TSAN AND NOT IWP_COVERAGE)
   add_test(NAME cli/install COMMAND ${CMAKE_SOURCE_DIR}/tests/cli/test_install ${CMAKE_BINARY_DIR} ${CMAKE_C_COMPILER})
+  add_test(NAME cli/arm COMMAND ${CMAKE_SOURCE_DIR}/tests/cli/test_arm ${CMAKE_BINARY_DIR} ${CMAKE_C_COMPILER})
+  set_tests_properties(cli/arm PROPERTIES SKIP_RETURN_CODE 77)
   # Checks that live beside the tree, when they are there: IWP_SHARED or ../shared.
   set(shared $ENV{IWP_SHARED})
   if(NOT shared)
