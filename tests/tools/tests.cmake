@@ -1,0 +1,3 @@
+# Makers of test data that no test runs.
+add_executable(random_gguf ${CMAKE_SOURCE_DIR}/tests/tools/random_gguf.c)
+target_link_libraries(random_gguf PRIVATE iwp_flags iwp_convert iwp_io iwp_base)
