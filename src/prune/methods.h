@@ -6,5 +6,12 @@
 
 extern const struct iwp_method iwp_method_none, iwp_method_random, iwp_method_uniform,
     iwp_method_iwp;
+extern const struct iwp_method iwp_method_dart;
+extern const struct iwp_method iwp_method_fastv;
+extern const struct iwp_method iwp_method_pyramiddrop;
+extern const struct iwp_method iwp_method_sparsevlm;
+extern const struct iwp_method iwp_method_v2drop;
+extern const struct iwp_method iwp_method_vatp;
+extern const struct iwp_method iwp_method_vtw;
 
 #endif

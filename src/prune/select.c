@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "kern/kern.h"
 #include "prune/methods.h"
+#include "prune/schedule.h"
 
 #define X(id, name, text) name,
 static const char *const tensor_names[] = {IWP_TENSOR_MAP(X)};
@@ -358,28 +359,7 @@ int iwp_plan(const struct iwp_params *p, const struct iwp_plan_shape *s, struct 
         IWP_REQUIRE(p->layer < s->n_layer, err, IWP_EINVAL,
                     "--prune-layer %d: the decoder has layers 0 to %d", p->layer, s->n_layer - 1);
     if (p->method->plan) return p->method->plan(p, s, out, cap, err);
-    int32_t n = iwp_plan_pool(p, s);
-    IWP_TRY(iwp_budget_check(&p->budget, n, err));
-    IWP_REQUIRE(p->budget.rule == IWP_RULE_DEFAULT || p->budget.rule == IWP_RULE_CUT ||
-                    p->budget.rule == IWP_RULE_AS_PUBLISHED || m->site == IWP_SITE_LAYER,
-                err, IWP_EINVAL, "--budget-rule: method %s does not cut inside the decoder",
-                m->name);
-    int32_t layer = m->site == IWP_SITE_LAYER ? (p->layer >= 0 ? p->layer : m->layer) : -1;
-    if (layer >= s->n_layer) layer = s->n_layer - 1;
-    double keep = p->budget.keep;
-    int average = p->budget.rule == IWP_RULE_LAYER_AVERAGE || p->budget.rule == IWP_RULE_MATCHED;
-    if (average && layer > 0 && !p->budget.n_keep) {
-        /* (l N + (L-l) M) / (L N) = keep */
-        double least = ((double)layer * n + (s->n_layer - layer)) / ((double)s->n_layer * n);
-        keep = (keep * s->n_layer - layer) / (s->n_layer - layer);
-        IWP_REQUIRE(p->budget.keep >= least, err, IWP_EINVAL,
-                    "--keep %g: averaged over layers, %s cut at layer %d of %d reaches %.4g to 1",
-                    p->budget.keep, m->name, layer, s->n_layer, least);
-    }
-    out[0].site = m->site;
-    out[0].at = layer;
-    out[0].n_keep = p->budget.n_keep ? p->budget.n_keep : iwp_keep_count(keep, n);
-    return 1;
+    return iwp_schedule_one(p, s, p->layer >= 0 ? p->layer : m->layer, out, err);
 }
 
 int32_t iwp_plan_pool(const struct iwp_params *p, const struct iwp_plan_shape *s) {
