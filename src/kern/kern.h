@@ -41,6 +41,8 @@ struct iwp_kern {
     /* m[i] = max(m[i], x[i]) */
     void (*max_row)(float *m, const float *x, int32_t n);
     void (*f16_to_f32)(const uint16_t *src, float *dst, int32_t n);
+    /* panel[t][i] = rows[i*stride + t] for 32 rows and t < n: moves numbers, computes nothing. */
+    void (*to_lanes)(float *panel, const float *rows, int64_t stride, int32_t n);
 };
 
 /* The table in use.  The first call detects the CPU; later ones cost a load. */

@@ -33,43 +33,54 @@ static inline float tree(__m512 s) {
     return _mm_cvtss_f32(b);
 }
 
-static void dots(float *out, const float *x, const float *q, int64_t stride, int32_t n_q,
-                 int32_t d) {
-    int32_t j = 0, whole = d & ~15;
-    for (; j + 4 <= n_q; j += 4) {
-        const float *a = q + j * stride, *b = a + stride, *c = b + stride, *e = c + stride;
-        __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
-        for (int32_t t = 0; t < whole; t += 16) {
-            __m512 v = _mm512_loadu_ps(x + t);
-            s0 = _mm512_fmadd_ps(v, _mm512_loadu_ps(a + t), s0);
-            s1 = _mm512_fmadd_ps(v, _mm512_loadu_ps(b + t), s1);
-            s2 = _mm512_fmadd_ps(v, _mm512_loadu_ps(c + t), s2);
-            s3 = _mm512_fmadd_ps(v, _mm512_loadu_ps(e + t), s3);
-        }
-        if (whole < d) {
-            __mmask16 m = tail(d - whole);
-            __m512 v = _mm512_maskz_loadu_ps(m, x + whole);
-            s0 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, a + whole), s0, m);
-            s1 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, b + whole), s1, m);
-            s2 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, c + whole), s2, m);
-            s3 = _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, e + whole), s3, m);
-        }
-        out[j] = tree(s0);
-        out[j + 1] = tree(s1);
-        out[j + 2] = tree(s2);
-        out[j + 3] = tree(s3);
+/* The trees of two sums at once: the first steps share one vector. */
+static inline void tree2(float *out, __m512 s, __m512 u) {
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+    __m256 b = _mm256_add_ps(_mm512_castps512_ps256(u), _mm512_extractf32x8_ps(u, 1));
+    __m256 c =
+        _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    c = _mm256_add_ps(c, _mm256_permute_ps(c, 0x4e));
+    c = _mm256_add_ps(c, _mm256_movehdup_ps(c));
+    out[0] = _mm256_cvtss_f32(c);
+    out[1] = _mm_cvtss_f32(_mm256_extractf128_ps(c, 1));
+}
+
+/* R rows against one: R accumulators, each lane a partial sum. */
+#define DOTS(R)                                                                                    \
+    static inline void dots##R(float *out, const float *x, const float *q, int64_t stride,         \
+                               int32_t d) {                                                        \
+        __m512 s[8];                                                                               \
+        int32_t t = 0;                                                                             \
+        _Pragma("GCC unroll 8") for (int r = 0; r < 8; r++) s[r] = _mm512_setzero_ps();            \
+        for (; t + 16 <= d; t += 16) {                                                             \
+            __m512 v = _mm512_loadu_ps(x + t);                                                     \
+            _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) s[r] =                             \
+                _mm512_fmadd_ps(v, _mm512_loadu_ps(q + r * stride + t), s[r]);                     \
+        }                                                                                          \
+        if (t < d) {                                                                               \
+            __mmask16 m = tail(d - t);                                                             \
+            __m512 v = _mm512_maskz_loadu_ps(m, x + t);                                            \
+            _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) s[r] =                             \
+                _mm512_mask3_fmadd_ps(v, _mm512_maskz_loadu_ps(m, q + r * stride + t), s[r], m);   \
+        }                                                                                          \
+        _Pragma("GCC unroll 8") for (int r = 0; r + 1 < R; r += 2) tree2(out + r, s[r], s[r + 1]); \
+        if (R % 2) out[R - 1] = tree(s[R - 1]);                                                    \
     }
-    for (; j < n_q; j++) {
-        const float *a = q + j * stride;
-        __m512 s = _mm512_setzero_ps();
-        for (int32_t t = 0; t < whole; t += 16)
-            s = _mm512_fmadd_ps(_mm512_loadu_ps(x + t), _mm512_loadu_ps(a + t), s);
-        if (whole < d) {
-            __mmask16 m = tail(d - whole);
-            s = _mm512_mask3_fmadd_ps(_mm512_maskz_loadu_ps(m, x + whole),
-                                      _mm512_maskz_loadu_ps(m, a + whole), s, m);
-        }
-        out[j] = tree(s);
+DOTS(1)
+DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8)
+
+    static void dots(float *out, const float *x, const float *q, int64_t stride, int32_t n_q,
+                     int32_t d) {
+    for (; n_q >= 8; n_q -= 8, q += 8 * stride, out += 8) dots8(out, x, q, stride, d);
+    switch (n_q) {
+    case 7: dots7(out, x, q, stride, d); break;
+    case 6: dots6(out, x, q, stride, d); break;
+    case 5: dots5(out, x, q, stride, d); break;
+    case 4: dots4(out, x, q, stride, d); break;
+    case 3: dots3(out, x, q, stride, d); break;
+    case 2: dots2(out, x, q, stride, d); break;
+    case 1: dots1(out, x, q, stride, d); break;
+    default: break;
     }
 }
 
@@ -110,7 +121,8 @@ static float norm2(const float *x, int32_t d) {
         }                                                                                          \
     }
 TILE(1)
-TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+TILE(2)
+TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
 
     static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
                            int32_t d) {
@@ -172,6 +184,41 @@ static void f16_to_f32(const uint16_t *src, float *dst, int32_t n) {
     for (; i < n; i++) dst[i] = _cvtsh_ss(src[i]);
 }
 
+/* 16 rows of 16 numbers become 16 columns: pairs of 1, 2, 4 and 8 numbers trade places. */
+static void to_lanes(float *panel, const float *rows, int64_t stride, int32_t n) {
+    int32_t t0 = 0;
+    for (; t0 + 16 <= n; t0 += 16)
+        for (int half = 0; half < IWP_PANEL; half += 16) {
+            __m512 r[16], u[16];
+            _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] =
+                _mm512_loadu_ps(rows + (half + i) * stride + t0);
+            _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {
+                u[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+                u[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+            }
+            _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) {
+                r[i] = _mm512_shuffle_ps(u[i], u[i + 2], 0x44);
+                r[i + 1] = _mm512_shuffle_ps(u[i], u[i + 2], 0xee);
+                r[i + 2] = _mm512_shuffle_ps(u[i + 1], u[i + 3], 0x44);
+                r[i + 3] = _mm512_shuffle_ps(u[i + 1], u[i + 3], 0xee);
+            }
+            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+                __m512 a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88),
+                       b = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+                __m512 c = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd),
+                       e = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+                float *p = panel + (int64_t)(t0 + i) * IWP_PANEL + half;
+                _mm512_storeu_ps(p, _mm512_shuffle_f32x4(a, b, 0x88));
+                _mm512_storeu_ps(p + 4 * IWP_PANEL, _mm512_shuffle_f32x4(c, e, 0x88));
+                _mm512_storeu_ps(p + 8 * IWP_PANEL, _mm512_shuffle_f32x4(a, b, 0xdd));
+                _mm512_storeu_ps(p + 12 * IWP_PANEL, _mm512_shuffle_f32x4(c, e, 0xdd));
+            }
+        }
+    for (int32_t t = t0; t < n; t++)
+        for (int i = 0; i < IWP_PANEL; i++)
+            panel[(int64_t)t * IWP_PANEL + i] = rows[i * stride + t];
+}
+
 void iwp_kern_init_avx512(struct iwp_kern *k) {
     k->dots = dots;
     k->norm2 = norm2;
@@ -181,6 +228,7 @@ void iwp_kern_init_avx512(struct iwp_kern *k) {
     k->rbf_row = rbf_row;
     k->max_row = max_row;
     k->f16_to_f32 = f16_to_f32;
+    k->to_lanes = to_lanes;
 }
 #else
 typedef int iwp_kern_avx512_empty;

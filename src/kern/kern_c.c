@@ -101,6 +101,12 @@ static void f16_to_f32(const uint16_t *src, float *dst, int32_t n) {
     }
 }
 
+static void to_lanes(float *panel, const float *rows, int64_t stride, int32_t n) {
+    for (int32_t t = 0; t < n; t++)
+        for (int i = 0; i < IWP_PANEL; i++)
+            panel[(int64_t)t * IWP_PANEL + i] = rows[i * stride + t];
+}
+
 void iwp_kern_init_c(struct iwp_kern *k) {
     k->dots = dots;
     k->norm2 = norm2;
@@ -110,4 +116,5 @@ void iwp_kern_init_c(struct iwp_kern *k) {
     k->rbf_row = rbf_row;
     k->max_row = max_row;
     k->f16_to_f32 = f16_to_f32;
+    k->to_lanes = to_lanes;
 }

@@ -111,47 +111,66 @@ static void mean_keys(void *arg, int32_t g) {
     for (int32_t t = 0; t < d->d1; t++) sum[t] /= d->n;
 }
 
+enum { STRIP = 128 }; /* numbers of each row that are turned into lanes at a time */
+
+/* One part (keys or unit vectors) of one head of a panel. */
+static void pack_part(struct iwp_dup *d, int32_t first, int32_t p, int32_t g, int part) {
+    const struct iwp_kern *kern = iwp_kern_get();
+    int32_t width = part ? d->d2 : d->d1,
+            n = d->n - p * IWP_PANEL < IWP_PANEL ? d->n - p * IWP_PANEL : IWP_PANEL;
+    const double *mean = d->mean + (size_t)g * (size_t)d->d1;
+    float row[WIDE], tmp[WIDE], strip[IWP_PANEL * STRIP],
+        *panel = lane_at(d, p * IWP_PANEL, g, part);
+    double factor[IWP_PANEL] = {0};
+    for (int32_t i = 0; i < n; i++) {
+        const float *x = row_of(d, part ? d->unit : d->key, first + p * IWP_PANEL + i, g, tmp);
+        if (!part) {
+            for (int32_t t = 0; t < width; t++) row[t] = (float)((double)x[t] - mean[t]);
+            float n2 = kern->norm2(row, width);
+            if (!(n2 <= 1e37f)) d->bad = 1;
+            d->norm2[scalar_at(d, p * IWP_PANEL + i, g)] = n2;
+            continue;
+        }
+        double n2 = (double)kern->norm2(x, width);
+        if (!(n2 <= 1e37 && n2 >= 1e-30)) { /* out of float's comfort: once more in double */
+            n2 = 0;
+            for (int32_t t = 0; t < width; t++) n2 += (double)x[t] * (double)x[t];
+            if (!(n2 <= 1e300)) d->bad = 1;
+        }
+        factor[i] = n2 > 0 ? 1 / sqrt(n2) : 0;
+    }
+    for (int32_t i = n; i < IWP_PANEL && !part; i++)
+        d->norm2[scalar_at(d, p * IWP_PANEL + i, g)] = 0;
+    memset(strip, 0, sizeof strip);
+    for (int32_t t0 = 0; t0 < width; t0 += STRIP) {
+        int32_t nt = width - t0 < STRIP ? width - t0 : STRIP;
+        for (int32_t i = 0; i < n; i++) {
+            const float *x =
+                row_of(d, part ? d->unit : d->key, first + p * IWP_PANEL + i, g, tmp) + t0;
+            float *y = strip + (size_t)i * STRIP;
+            if (part)
+                for (int32_t t = 0; t < nt; t++) y[t] = (float)((double)x[t] * factor[i]);
+            else
+                for (int32_t t = 0; t < nt; t++) y[t] = (float)((double)x[t] - mean[t0 + t]);
+            if (d->row)
+                memcpy(d->row +
+                           ((size_t)(p * IWP_PANEL + i) * (size_t)d->n_head + (size_t)g) *
+                               (size_t)(d->d1 + d->d2) +
+                           (size_t)(part ? d->d1 : 0) + (size_t)t0,
+                       y, sizeof(float) * (size_t)nt);
+        }
+        kern->to_lanes(panel + (size_t)t0 * IWP_PANEL, strip, STRIP, nt);
+    }
+}
+
 static void pack_panel(void *arg, int32_t p) {
     struct pack_job *j = arg;
     struct iwp_dup *d = j->d;
-    const struct iwp_kern *kern = iwp_kern_get();
-    float row[WIDE], tmp[WIDE];
-    for (int32_t g = 0; g < d->n_head; g++)
-        for (int part = 0; part < 2; part++) {
-            int32_t width = part ? d->d2 : d->d1;
-            if (!width) continue;
-            const double *mean = d->mean + (size_t)g * (size_t)d->d1;
-            for (int32_t i = 0; i < IWP_PANEL; i++) {
-                int32_t at = p * IWP_PANEL + i, k = j->first + at;
-                float *lane = lane_at(d, at, g, part);
-                if (at >= d->n) {
-                    for (int32_t t = 0; t < width; t++) lane[(size_t)t * IWP_PANEL] = 0;
-                    if (!part) d->norm2[scalar_at(d, at, g)] = 0;
-                    continue;
-                }
-                const float *x = row_of(d, part ? d->unit : d->key, k, g, tmp);
-                if (part) {
-                    float n2 = kern->norm2(x, width), inv;
-                    if (!(n2 <= 1e37f &&
-                          n2 >= 1e-30f)) { /* out of float's comfort: once more in double */
-                        double s = 0;
-                        for (int32_t t = 0; t < width; t++) s += (double)x[t] * (double)x[t];
-                        if (!(s <= 1e300)) d->bad = 1;
-                        double f = s > 0 ? 1 / sqrt(s) : 0;
-                        for (int32_t t = 0; t < width; t++) row[t] = (float)((double)x[t] * f);
-                    } else {
-                        inv = 1.0f / sqrtf(n2);
-                        for (int32_t t = 0; t < width; t++) row[t] = x[t] * inv;
-                    }
-                } else {
-                    for (int32_t t = 0; t < width; t++) row[t] = (float)((double)x[t] - mean[t]);
-                    float n2 = kern->norm2(row, width);
-                    if (!(n2 <= 1e37f)) d->bad = 1;
-                    d->norm2[scalar_at(d, at, g)] = n2;
-                }
-                for (int32_t t = 0; t < width; t++) lane[(size_t)t * IWP_PANEL] = row[t];
-            }
-        }
+    float tmp[1024];
+    for (int32_t g = 0; g < d->n_head; g++) {
+        if (d->d1) pack_part(d, j->first, p, g, 0);
+        if (d->d2) pack_part(d, j->first, p, g, 1);
+    }
     /* joint: how much of the token's whole update each head carries */
     for (int32_t i = 0; d->joint && i < IWP_PANEL; i++) {
         int32_t at = p * IWP_PANEL + i;
@@ -337,6 +356,7 @@ static void find_range(struct iwp_dup *d, int32_t first) {
 int iwp_dup_pack(struct iwp_dup *d, int32_t first, int32_t n, iwp_err *err) {
     struct pack_job j = {d, first};
     d->n = n;
+    d->first = first;
     d->n_panel = (n + IWP_PANEL - 1) / IWP_PANEL;
     d->bad = 0;
     if (d->d1) iwp_parallel(d->v->exec, mean_keys, &j, d->n_head);
@@ -352,6 +372,16 @@ int iwp_dup_pack(struct iwp_dup *d, int32_t first, int32_t n, iwp_err *err) {
     }
     if (d->norm == DUP_NORM_MINMAX) find_range(d, first);
     return 0;
+}
+
+void iwp_dup_one(const struct iwp_dup *d, int32_t token, struct iwp_dup *store) {
+    store->n_row = 1;
+    store->block =
+        d->row + (size_t)(token - d->first) * (size_t)d->n_head * (size_t)(d->d1 + d->d2);
+    for (int32_t g = 0; g < d->n_head; g++) {
+        store->block_norm2[g] = d->d1 ? d->norm2[scalar_at(d, d->lane[token], g)] : 0;
+        store->block_share[g] = d->joint ? d->share[scalar_at(d, d->lane[token], g)] : 1;
+    }
 }
 
 void iwp_dup_copy_lane(const struct iwp_dup *from, int32_t at, struct iwp_dup *to, int32_t slot) {

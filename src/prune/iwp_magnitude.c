@@ -59,6 +59,7 @@ void iwp_magnitude_layout(struct iwp_magnitude_plan *m, const struct iwp_view *v
         m->q ? m->q->n_head : kv->n_head; /* without a query all heads of a group are equal */
     m->d = kv->n_dim;
     size_t nh = (size_t)m->n_head, nk = (size_t)m->n_head_kv;
+    m->query_row = IWP_TAKE(a, int32_t, v->n);
     m->query = IWP_TAKE(a, float, nh *(size_t)m->d);
     m->logit = IWP_TAKE(a, float, t->is_exp ? nh *(size_t)v->n : 1);
     m->vnorm = IWP_TAKE(a, float, nk *(size_t)v->n_visual);
@@ -66,7 +67,6 @@ void iwp_magnitude_layout(struct iwp_magnitude_plan *m, const struct iwp_view *v
     m->offset = IWP_TAKE(a, double, nh);
     m->lse = IWP_TAKE(a, double, nh);
     m->log_p = IWP_TAKE(a, double, v->n_visual);
-    m->scratch = IWP_TAKE(a, float, nh *(size_t)m->d * 2);
 }
 
 /* ---- the representative query ---------------------------------------------------------------------- */
@@ -85,23 +85,16 @@ static int in_query(const struct iwp_view *v, int32_t mode, int32_t i) {
 
 static void mean_query(void *arg, int32_t h) {
     struct iwp_magnitude_plan *m = arg;
-    float *out = m->query + (size_t)h * (size_t)m->d,
-          *tmp = m->scratch + (size_t)h * (size_t)m->d * 2;
-    double sum[64];
-    int32_t count = 0;
-    for (int32_t i = 0; i < m->v->n; i++) count += in_query(m->v, m->o->query, i);
-    for (int32_t t0 = 0; t0 < m->d; t0 += 64) {
-        int32_t nt = m->d - t0 < 64 ? m->d - t0 : 64;
-        memset(sum, 0, sizeof sum);
-        for (int32_t i = 0; i < m->v->n; i++) {
-            if (!in_query(m->v, m->o->query, i)) continue;
-            const float *row = iwp_array_row(m->q, i, h, tmp) + t0;
-            for (int32_t t = 0; t < nt; t++) sum[t] += (double)row[t];
-        }
-        for (int32_t t = 0; t < nt; t++) {
-            out[t0 + t] = (float)(sum[t] / count);
-            if (!(fabsf(out[t0 + t]) <= 3e38f)) m->bad = 1; /* a race writes the same 1 */
-        }
+    float *out = m->query + (size_t)h * (size_t)m->d, tmp[1024];
+    double sum[1024];
+    memset(sum, 0, sizeof(double) * (size_t)m->d);
+    for (int32_t i = 0; i < m->n_query; i++) {
+        const float *row = iwp_array_row(m->q, m->query_row[i], h, tmp);
+        for (int32_t t = 0; t < m->d; t++) sum[t] += (double)row[t];
+    }
+    for (int32_t t = 0; t < m->d; t++) {
+        out[t] = (float)(sum[t] / m->n_query);
+        if (!(fabsf(out[t]) <= 3e38f)) m->bad = 1;
     }
 }
 
@@ -277,14 +270,19 @@ static void combine(void *arg, int32_t chunk) {
         weighted = metrics[m->o->magnitude].reads_value;
     int32_t i0 = chunk * CHUNK, n = v->n_visual - i0 < CHUNK ? v->n_visual - i0 : CHUNK;
     float top[CHUNK], sum[CHUNK], e[CHUNK];
+    int run = v->visual[i0 + n - 1] - v->visual[i0] == n - 1; /* no text in between: no gather */
     for (int32_t i = 0; i < n; i++) top[i] = -INFINITY, sum[i] = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int32_t h = 0; h < m->n_head; h++) {
             const float *l = m->logit + (size_t)h * (size_t)v->n;
             int32_t row = per_head ? h : iwp_kv_head(h, m->n_head, m->n_head_kv);
             const float *w = m->weight + (size_t)row * (size_t)v->n_visual + i0;
-            for (int32_t i = 0; i < n; i++)
-                e[i] = (float)((double)l[v->visual[i0 + i]] - m->offset[h]);
+            if (run)
+                for (int32_t i = 0; i < n; i++)
+                    e[i] = (float)((double)l[v->visual[i0] + i] - m->offset[h]);
+            else
+                for (int32_t i = 0; i < n; i++)
+                    e[i] = (float)((double)l[v->visual[i0 + i]] - m->offset[h]);
             if (pass == 0) { /* the largest exponent among the heads that count */
                 for (int32_t i = 0; i < n; i++)
                     if ((!weighted || w[i] > 0) && e[i] > top[i]) top[i] = e[i];
@@ -325,10 +323,10 @@ int iwp_magnitude_run(struct iwp_magnitude_plan *m, iwp_err *err) {
     const struct iwp_view *v = m->v;
     const struct metric *t = &metrics[m->o->magnitude];
     if (m->q) {
-        int32_t count = 0;
-        for (int32_t i = 0; i < v->n; i++) count += in_query(v, m->o->query, i);
+        for (int32_t i = 0; i < v->n; i++)
+            if (in_query(v, m->o->query, i)) m->query_row[m->n_query++] = i;
         static const char *const names[] = {"text-after", "text-all", "text-user", "image", "last"};
-        IWP_REQUIRE(count > 0, err, IWP_EINVAL, "query=%s: the prompt has no such token",
+        IWP_REQUIRE(m->n_query > 0, err, IWP_EINVAL, "query=%s: the prompt has no such token",
                     names[m->o->query]);
         iwp_parallel(v->exec, mean_query, m, m->n_head);
     }

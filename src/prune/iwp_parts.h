@@ -40,6 +40,8 @@ struct iwp_magnitude_plan {
     const struct iwp_iwp_options *o;
     const struct iwp_array *q, *k, *val; /* may be NULL when the metric does not read them */
     int32_t n_head, n_head_kv, d;
+    int32_t *query_row; /* [n] rows whose mean is the query */
+    int32_t n_query;
     float *query;    /* [n_head][d] */
     float *logit;    /* [n_head][n] */
     float *weight;   /* [n_head_kv][n_visual] or, for weights per query head, [n_head][n_visual] */
@@ -47,7 +49,6 @@ struct iwp_magnitude_plan {
     double *offset;  /* [n_head] what head-norm subtracts from the logits */
     double *lse;     /* [n_head] log of the sum over all keys */
     double *log_p;   /* [n_visual] */
-    float *scratch;  /* [chunks] per-task */
     _Atomic int bad; /* a non-finite or overflowing number was met */
 };
 
@@ -68,10 +69,12 @@ struct iwp_dup {
     int32_t metric, heads, norm, square, joint;
     float scale;                        /* 1 / (2 sqrt(d)) */
     const struct iwp_array *key, *unit; /* sources of the two parts */
+    int32_t first;                      /* pool index of the first packed token */
     int32_t n, n_panel;                 /* tokens and panels of the current unit */
     float *panel;                       /* [n_panel][n_head][d1+d2][32] */
     float *norm2;         /* [n_panel][n_head][32] squared norms of the centred keys */
     float *share;         /* [n_panel][n_head][32] joint only: weight of each head */
+    float *row;           /* [n][n_head][d1+d2] the same vectors row by row, or NULL */
     int32_t *token;       /* [n_panel*32] pool index of each lane, -1 = hole */
     int32_t *lane;        /* [n_pool] where a pool token lies */
     double *mean;         /* [n_head][d1] */
@@ -93,6 +96,8 @@ int iwp_dup_layout(struct iwp_dup *d, const struct iwp_view *v, int32_t n_max, i
 int iwp_dup_pack(struct iwp_dup *d, int32_t first, int32_t n, iwp_err *err);
 /* Takes tokens (pool indices) as the rows of the next calls. */
 void iwp_dup_rows(struct iwp_dup *d, const int32_t *token, int32_t n);
+/* Makes one token the only row of `store`, straight from d's row copies. */
+void iwp_dup_one(const struct iwp_dup *d, int32_t token, struct iwp_dup *store);
 /* best[lane] = max over all rows of D(row, lane), for one panel. */
 void iwp_dup_panel_max(const struct iwp_dup *d, int32_t panel, float *best);
 /* out[row*stride + lane] = D for rows [r0, r0+n) of one panel. */
@@ -106,18 +111,22 @@ void iwp_dup_copy_lane(const struct iwp_dup *from, int32_t at_from, struct iwp_d
 struct iwp_selector_plan {
     struct iwp_view *v;
     const struct iwp_iwp_options *o;
-    struct iwp_dup *dup, store; /* store: selected tokens in order (greedy selectors) */
-    double *log_p;              /* [n_pool] magnitude, natural logarithm */
-    double *value;              /* [n_pool] log_p with penalties, or the additive score */
-    float *s_max;               /* [n_pool] running maximum of D to the selected */
-    int32_t *order;             /* [n_pool] */
-    int32_t *holes;             /* [2 n_pool] moves that close holes */
-    int32_t *seen;              /* [n_pool] greedy: selected tokens already applied */
-    float *pair;                /* greedy: D of a batch of candidates to the selected */
+    struct iwp_dup *dup;
+    double *log_p;   /* [n_pool] magnitude, natural logarithm; P / max P itself for mmr-add */
+    double *value;   /* [n_pool] what is compared: log_p with penalties, or the additive score */
+    double *product; /* [n_pool] penalty factors so far = product * 2^power */
+    int32_t *power;  /* [n_pool] */
+    float *s_max;    /* [n_pool] running maximum of D to the selected */
+    int32_t *order;  /* [n_pool] */
+    int32_t *holes;  /* [4 n_pool] moves that close holes, then the greedy tournament */
+    /* greedy selectors: the tokens selected since all scores were brought up to date */
+    struct iwp_dup store; /* their vectors, one panel */
+    int32_t *seen;        /* [n_pool] how many of them a token's score already knows */
+    int32_t window, window_token[32];
 };
 
 void iwp_selector_layout(struct iwp_selector_plan *s, struct iwp_view *v,
-                         const struct iwp_iwp_options *o, struct iwp_dup *dup, int32_t m_max,
+                         const struct iwp_iwp_options *o, struct iwp_dup *dup, int32_t n_max,
                          struct iwp_arena *a);
 int iwp_selector_run(struct iwp_selector_plan *s, int32_t unit, iwp_err *err);
 

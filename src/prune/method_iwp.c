@@ -152,8 +152,8 @@ static int select_iwp(struct iwp_view *v, struct iwp_arena *a, void *state, iwp_
     double *log_p = IWP_TAKE(a, double, v->n_pool);
     memset(&dup, 0, sizeof dup);
     if (o->selector != SEL_TOPK)
-        IWP_TRY(iwp_dup_layout(&dup, v, n_max, greedy && m_max < 32 ? 32 : m_max + 32, a, err));
-    iwp_selector_layout(&sel, v, o, &dup, m_max, a);
+        IWP_TRY(iwp_dup_layout(&dup, v, n_max, greedy ? 32 : m_max, a, err));
+    iwp_selector_layout(&sel, v, o, &dup, n_max, a);
     if (iwp_arena_counting(a)) return 0;
 
     IWP_TRY(iwp_magnitude_run(&mag, err));

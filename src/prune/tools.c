@@ -106,17 +106,28 @@ double iwp_math_exp(double x) {
     return ldexp(p, (int)n);
 }
 
-/* log(x) = e ln2 + 2 atanh((m-1)/(m+1)), m in [sqrt(1/2), sqrt(2)). */
+/* log(x) = e ln2 + 2 atanh((m-1)/(m+1)), m in [sqrt(1/2), sqrt(2)).  Runs once per token and
+ * penalty, hence the bits by hand instead of frexp(). */
 double iwp_math_log(double x) {
+    static const double c[] = {1.0 / 23, 1.0 / 21, 1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13,
+                               1.0 / 11, 1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3,  1.0};
     if (!(x > 0)) return x == x ? -INFINITY : x;
     if (x > DBL_MAX) return INFINITY;
-    int e;
-    double m = frexp(x, &e);
+    int64_t bits, e = 0;
+    if (x < DBL_MIN) { /* subnormal */
+        x *= 18014398509481984.0;
+        e = -54;
+    }
+    memcpy(&bits, &x, 8);
+    e += (bits >> 52) - 1022;
+    bits = (bits & 0xfffffffffffffLL) | 0x3fe0000000000000LL; /* m in [0.5, 1) */
+    double m;
+    memcpy(&m, &bits, 8);
     if (m < 0.70710678118654752440) {
         m *= 2;
         e--;
     }
-    double z = (m - 1) / (m + 1), z2 = z * z, p = 1.0 / 23;
-    for (int k = 21; k >= 1; k -= 2) p = p * z2 + 1.0 / k;
+    double z = (m - 1) / (m + 1), z2 = z * z, p = c[0];
+    for (int i = 1; i < 12; i++) p = p * z2 + c[i];
     return (double)e * 0.69314718055994530942 + 2 * z * p;
 }
