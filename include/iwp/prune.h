@@ -249,9 +249,10 @@ struct iwp_plan_shape {
     int32_t n_layer;     /* decoder layers */
     int32_t n_visual;    /* codes 1 and 2 */
     int32_t n_separator; /* code 2 */
+    int32_t n_block;     /* encoder blocks a method may act in, 0: only at the encoder's output */
 };
 
-#define IWP_STAGE_MAX 16
+#define IWP_STAGE_MAX 128
 
 /* Writes the stages of one request; returns their number (≥ 1), or an error that gives the
  * reachable range when the budget cannot be met. */

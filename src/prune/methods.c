@@ -5,6 +5,14 @@
 
 static const struct iwp_method *const table[] = {
     &iwp_method_iwp,
+    &iwp_method_pact,
+    &iwp_method_divprune,
+    &iwp_method_cdpruner,
+    &iwp_method_scope,
+    &iwp_method_zooprune,
+    &iwp_method_visionzip,
+    &iwp_method_vispruner,
+    &iwp_method_tome,
     &iwp_method_none,
     &iwp_method_random,
     &iwp_method_uniform,

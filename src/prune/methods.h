@@ -13,5 +13,8 @@ extern const struct iwp_method iwp_method_sparsevlm;
 extern const struct iwp_method iwp_method_v2drop;
 extern const struct iwp_method iwp_method_vatp;
 extern const struct iwp_method iwp_method_vtw;
+extern const struct iwp_method iwp_method_pact, iwp_method_divprune, iwp_method_cdpruner,
+    iwp_method_scope, iwp_method_zooprune, iwp_method_visionzip, iwp_method_vispruner,
+    iwp_method_tome;
 
 #endif

@@ -152,9 +152,21 @@ int iwp_array_check_finite(const struct iwp_input *in, enum iwp_tensor t, enum i
 
 /* ---- the pool ------------------------------------------------------------------------------------ */
 
+/* Whether this method reads encoder rows with these options: separators have none. */
+static int reads_encoder(const struct iwp_params *p) {
+    struct iwp_need need[IWP_TENSOR_COUNT];
+    if (!(p->method->info.flags & IWP_METHOD_READS_ENCODER)) return 0;
+    int n = iwp_params_needs(p, 0, need, IWP_TENSOR_COUNT);
+    for (int i = 0; i < n; i++)
+        if (need[i].tensor == IWP_TENSOR_VIT_FEATURES || need[i].tensor == IWP_TENSOR_VIT_Q ||
+            need[i].tensor == IWP_TENSOR_VIT_K)
+            return 1;
+    return 0;
+}
+
 static int separators_exempt(const struct iwp_params *p) {
     const struct iwp_method *m = p->method;
-    if (m->info.flags & IWP_METHOD_READS_ENCODER) return 1;
+    if (reads_encoder(p)) return 1;
     if (p->budget.keep_separators >= 0) return p->budget.keep_separators != 0;
     return m->separators_of ? m->separators_of(p) : m->separators;
 }

@@ -1,0 +1,214 @@
+/* Encoder rows and their attention; see encoder_rows.h. */
+#include "prune/encoder_rows.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kern/kern.h"
+
+const char *const iwp_encoder_merges[] = {"1", "4", NULL};
+
+enum { HEAD_WIDE = 1024, STEP = 512 };
+
+int iwp_encoder_check(const struct iwp_view *v, int32_t cls, int32_t merge, int features,
+                      iwp_err *err) {
+    static const enum iwp_tensor rows[] = {IWP_TENSOR_VIT_Q, IWP_TENSOR_VIT_K};
+    int64_t want = (int64_t)v->n_pool * merge + cls;
+    IWP_REQUIRE(want <= INT32_MAX / 64, err, IWP_ENOTSUP, "too many encoder rows: %lld",
+                (long long)want);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct iwp_array *a = &v->in->arr[rows[i]];
+        if (!a->data) continue;
+        IWP_REQUIRE(a->n_row == want, err, IWP_EINVAL,
+                    "tensor %s has %d rows, %d visual tokens with merge=%d and cls=%d make %lld",
+                    iwp_tensor_name(rows[i]), a->n_row, v->n_pool, merge, cls, (long long)want);
+        IWP_REQUIRE(a->n_dim <= HEAD_WIDE && a->n_head <= 1024, err, IWP_ENOTSUP,
+                    "tensor %s: heads wider than %d, or more than 1024 heads",
+                    iwp_tensor_name(rows[i]), HEAD_WIDE);
+    }
+    const struct iwp_array *f = &v->in->arr[IWP_TENSOR_VIT_FEATURES];
+    if (features && f->data)
+        IWP_REQUIRE(f->n_row == want || f->n_row == want - cls, err, IWP_EINVAL,
+                    "tensor vit_features has %d rows, %d visual tokens with merge=%d and cls=%d "
+                    "make %lld",
+                    f->n_row, v->n_pool, merge, cls, (long long)want);
+    return 0;
+}
+
+static size_t padded(int32_t n) { return ((size_t)n + 31) & ~(size_t)31; }
+
+void iwp_encoder_layout(struct iwp_encoder *e, const struct iwp_view *v, int32_t cls, int32_t merge,
+                        int attention, struct iwp_arena *a) {
+    memset(e, 0, sizeof *e);
+    e->v = v;
+    e->q = &v->in->arr[IWP_TENSOR_VIT_Q];
+    e->k = &v->in->arr[IWP_TENSOR_VIT_K];
+    e->cls = cls;
+    e->merge = merge;
+    e->n_row = v->n_pool * merge + cls;
+    e->row = IWP_TAKE(a, int32_t, v->n_pool);
+    e->cell = IWP_TAKE(a, int32_t, v->n_pool);
+    e->token = IWP_TAKE(a, int32_t, v->n_visual);
+    if (!attention) return;
+    e->score = IWP_TAKE(a, double, v->n_pool);
+    e->order = IWP_TAKE(a, int32_t, e->n_row);
+    e->group_at = IWP_TAKE(a, int32_t, v->n_pool);
+    e->first = IWP_TAKE(a, int32_t, v->n_visual + 1);
+    size_t heads = (size_t)e->k->n_head, rows = padded(e->n_row);
+    e->panel = IWP_TAKE(a, float, cls ? 0 : heads *rows *(size_t)e->k->n_dim);
+    e->strip = IWP_TAKE(a, float, cls ? 0 : heads *rows *IWP_BLOCK);
+    e->col = IWP_TAKE(a, double, heads *(size_t)e->n_row);
+}
+
+int iwp_encoder_map(struct iwp_encoder *e, iwp_err *err) {
+    const struct iwp_view *v = e->v;
+    const int64_t *window = v->in->window;
+    int32_t n = v->n_pool;
+    for (int32_t i = 0; i < n; i++) e->cell[i] = window ? -1 : i;
+    for (int32_t m = 0; window && m < n; m++) {
+        if (window[m] < 0 || window[m] >= n || e->cell[window[m]] >= 0)
+            return iwp_err_set_at(err, IWP_EINVAL, m,
+                                  "tensor window_index has %lld at %d: it must hold 0 to %d once",
+                                  (long long)window[m], m, n - 1);
+        e->cell[window[m]] = m;
+    }
+    /* The i-th token of code 1 is raster index i; the pool may be sorted by unit. */
+    int32_t raster = 0;
+    for (int32_t i = 0; i < v->n_visual; i++)
+        e->token[i] = v->in->code[v->visual[i]] == IWP_CODE_VISUAL ? raster++ : -1;
+    for (int32_t i = 0; i < n; i++) e->row[i] = e->cls + e->cell[e->token[v->rel[i]]] * e->merge;
+    if (!e->order) return 0;
+
+    /* Groups by unit, stable: token becomes raster index -> unit, then each group finds its place. */
+    const int32_t *unit = v->in->unit;
+    int32_t n_id = unit ? v->n_visual : 1;
+    memset(e->first, 0, sizeof(int32_t) * ((size_t)n_id + 1));
+    raster = 0;
+    for (int32_t i = 0; i < v->n_visual; i++) {
+        if (e->token[i] < 0) continue;
+        e->token[raster] = unit ? unit[i] : 0;
+        e->first[e->token[raster++] + 1] += e->merge;
+    }
+    for (int32_t u = 0; u < n_id; u++) e->first[u + 1] += e->first[u];
+    for (int32_t m = 0; m < n; m++) {
+        int32_t at = e->first[e->token[window ? window[m] : m]];
+        e->first[e->token[window ? window[m] : m]] += e->merge;
+        e->group_at[m] = at;
+        for (int32_t g = 0; g < e->merge; g++) e->order[at + g] = e->cls + m * e->merge + g;
+    }
+    for (int32_t u = n_id; u > 0; u--) e->first[u] = e->first[u - 1]; /* cursors back to starts */
+    e->first[0] = 0;
+    e->n_unit = n_id;
+    return 0;
+}
+
+void iwp_encoder_skip_cls(const struct iwp_encoder *e, const struct iwp_array *a, int32_t *row) {
+    int32_t off = e->cls && a->n_row < e->n_row ? 1 : 0;
+    for (int32_t i = 0; i < e->v->n_pool; i++) row[i] = e->row[i] - off;
+}
+
+/* ---- attention from the class row ------------------------------------------------------------------ */
+
+static void class_head(void *arg, int32_t h) {
+    struct iwp_encoder *e = arg;
+    float qt[HEAD_WIDE], kt[HEAD_WIDE];
+    double *p = e->col + (size_t)h * (size_t)e->n_row, top = -INFINITY, sum = 0;
+    const float *q = iwp_array_row(e->q, 0, h, qt);
+    double scale = 1 / sqrt((double)e->q->n_dim);
+    for (int32_t j = 0; j < e->n_row; j++) {
+        const float *k = iwp_array_row(e->k, j, h, kt);
+        double x = 0;
+        for (int32_t t = 0; t < e->k->n_dim; t++) x += (double)q[t] * (double)k[t];
+        p[j] = x * scale;
+        if (p[j] > top) top = p[j];
+    }
+    for (int32_t j = 0; j < e->n_row; j++) sum += p[j] = iwp_math_exp(p[j] - top);
+    for (int32_t j = 0; j < e->n_row; j++) p[j] /= sum;
+}
+
+/* ---- attention received ------------------------------------------------------------------------------ */
+
+/* One block of queries against the keys of its unit: logits, softmax, and its share of the columns. */
+static void query_block(struct iwp_encoder *e, int32_t h, int32_t n_key, const int32_t *query,
+                        int32_t n_query, const float *panel, float *strip, double *col) {
+    const struct iwp_kern *kern = iwp_kern_get();
+    int32_t d = e->k->n_dim;
+    float block[IWP_BLOCK * HEAD_WIDE], tmp[HEAD_WIDE], tile[IWP_BLOCK * IWP_PANEL], inv[IWP_BLOCK];
+    float scale = (float)(1 / sqrt((double)d));
+    size_t ld = padded(n_key);
+    for (int32_t r = 0; r < n_query; r++) {
+        const float *q = iwp_array_row(e->q, query[r], h, tmp);
+        for (int32_t t = 0; t < d; t++)
+            block[(size_t)t * (size_t)n_query + (size_t)r] = q[t] * scale;
+    }
+    for (int32_t p = 0; p * IWP_PANEL < n_key; p++) {
+        kern->panel_dots(tile, panel + (size_t)p * (size_t)d * IWP_PANEL, block, n_query, d);
+        for (int32_t r = 0; r < n_query; r++)
+            memcpy(strip + (size_t)r * ld + (size_t)p * IWP_PANEL, tile + r * IWP_PANEL,
+                   sizeof(float) * IWP_PANEL);
+    }
+    for (int32_t r = 0; r < n_query; r++) {
+        float *x = strip + (size_t)r * ld, top[STEP], m;
+        int32_t w = n_key < STEP ? n_key : STEP;
+        memcpy(top, x, sizeof(float) * (size_t)w);
+        for (int32_t i = w; i < n_key; i += STEP)
+            kern->max_row(top, x + i, n_key - i < STEP ? n_key - i : STEP);
+        m = top[0];
+        for (int32_t i = 1; i < w; i++) m = top[i] > m ? top[i] : m;
+        double sum = 0;
+        for (int32_t i = 0; i < n_key; i += STEP)
+            sum += (double)kern->exp_shift_sum(x + i, m, n_key - i < STEP ? n_key - i : STEP);
+        inv[r] = (float)(1 / sum);
+    }
+    for (int32_t i0 = 0; i0 < n_key; i0 += STEP) {
+        int32_t n = n_key - i0 < STEP ? n_key - i0 : STEP;
+        float part[STEP] = {0};
+        for (int32_t r = 0; r < n_query; r++) {
+            const float *x = strip + (size_t)r * ld + i0;
+            float f = inv[r];
+            for (int32_t i = 0; i < n; i++) part[i] = part[i] + x[i] * f;
+        }
+        for (int32_t i = 0; i < n; i++) col[i0 + i] += (double)part[i];
+    }
+}
+
+static void received_head(void *arg, int32_t h) {
+    struct iwp_encoder *e = arg;
+    int32_t d = e->k->n_dim;
+    float *panel = e->panel + (size_t)h * padded(e->n_row) * (size_t)d,
+          *strip = e->strip + (size_t)h * padded(e->n_row) * IWP_BLOCK, tmp[HEAD_WIDE];
+    double *col = e->col + (size_t)h * (size_t)e->n_row;
+    memset(col, 0, sizeof(double) * (size_t)e->n_row);
+    for (int32_t u = 0; u < e->n_unit; u++) {
+        int32_t i0 = e->first[u], n = e->first[u + 1] - i0;
+        const int32_t *rows = e->order + i0;
+        if (n == 0) continue;
+        for (int32_t i = 0; i < (int32_t)padded(n); i++) {
+            float *lane = panel + (size_t)(i / IWP_PANEL) * (size_t)d * IWP_PANEL + i % IWP_PANEL;
+            if (i >= n) {
+                for (int32_t t = 0; t < d; t++) lane[(size_t)t * IWP_PANEL] = 0;
+                continue;
+            }
+            const float *k = iwp_array_row(e->k, rows[i], h, tmp);
+            for (int32_t t = 0; t < d; t++) lane[(size_t)t * IWP_PANEL] = k[t];
+        }
+        for (int32_t r = 0; r < n; r += IWP_BLOCK)
+            query_block(e, h, n, rows + r, n - r < IWP_BLOCK ? n - r : IWP_BLOCK, panel, strip,
+                        col + i0);
+    }
+}
+
+void iwp_encoder_attention(struct iwp_encoder *e) {
+    const struct iwp_view *v = e->v;
+    int32_t heads = e->k->n_head;
+    iwp_parallel(v->exec, e->cls ? class_head : received_head, e, heads);
+    double div = (double)heads * (e->cls ? 1 : e->n_row);
+    for (int32_t i = 0; i < v->n_pool; i++) {
+        int32_t at = e->cls ? e->row[i] : e->group_at[(e->row[i] - e->cls) / e->merge];
+        double s = 0;
+        for (int32_t g = 0; g < e->merge; g++)
+            for (int32_t h = 0; h < heads; h++)
+                s += e->col[(size_t)h * (size_t)e->n_row + (size_t)(at + g)];
+        e->score[i] = s / div / e->merge;
+    }
+}
