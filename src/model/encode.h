@@ -1,0 +1,56 @@
+/* Pictures and videos of a prompt: bytes to encoder and projector rows, with a cache.
+ *
+ * Owns: reading files and folders of frames, choosing frames, the `resize` control, and the cache of
+ * encoded items, keyed by SHA-256 of the bytes, the preprocessing mode and limits, and bounded in bytes
+ * (least recently used out first).
+ * Refuses: folders without pictures, frames of different sizes, films (only folders of frames). */
+#ifndef IWP_MODEL_ENCODE_H
+#define IWP_MODEL_ENCODE_H
+
+#include "model/prompt.h"
+#include "model/tower.h"
+
+struct iwp_encoder;
+int iwp_encoder_new(struct iwp_encoder **out, struct iwp_tower *t, size_t cache_bytes,
+                    iwp_err *err);
+void iwp_encoder_free(struct iwp_encoder *e); /* NULL is fine; the tower stays the caller's */
+
+/* One picture or video while a prompt is built. */
+struct iwp_item {
+    const struct iwp_part *part;
+    enum iwp_pre_mode mode;
+    char label[200]; /* what messages call it */
+    uint8_t **bytes; /* [n_frame] */
+    size_t *size;    /* [n_frame] */
+    int32_t n_frame;
+    uint8_t sha[32];         /* of all bytes */
+    struct iwp_image *frame; /* [n_frame] once decoded, else NULL */
+    int32_t width, height;   /* of the file */
+    struct iwp_pre_plan plan;
+    int32_t target; /* resize control: at most this many tokens; 0: off */
+
+    const struct iwp_tower_out *out; /* in the cache or `own`; until the next call on the encoder */
+    struct iwp_tower_out own;
+    float *pixel_values; /* when asked for; the caller may take it */
+    double ms_decode, ms_preprocess, ms_encode;
+};
+void iwp_item_free(struct iwp_item *it);
+
+/* Reads the bytes: a picture, or the frames of a folder (at most r->frames of them). */
+int iwp_item_read(struct iwp_item *it, const struct iwp_part *part,
+                  const struct iwp_prompt_request *r, iwp_err *err);
+/* Decodes (once) and plans with the limits of the request. */
+int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
+                  iwp_err *err);
+/* Fills it->out and it->plan, from the cache when it can. */
+int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
+                    iwp_err *err);
+/* Entries and bytes in the cache, and how often it helped. */
+struct iwp_encoder_stats {
+    int32_t n;
+    size_t bytes;
+    int64_t hits, misses;
+};
+struct iwp_encoder_stats iwp_encoder_stats(const struct iwp_encoder *e);
+
+#endif

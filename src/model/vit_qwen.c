@@ -1,0 +1,175 @@
+/* Qwen2.5-VL's tower: RMS norms, SwiGLU, rotary embedding by row and column, attention inside windows
+ * but for the listed blocks, and the merger.  Nothing attends across frames (pairs of pictures), so
+ * every frame is a graph of its own.
+ *
+ * Inside a graph windows stand sorted by length, so that equal ones form one batched product; the order
+ * among windows changes no number.  What goes out is put back: `vision` into the library's window
+ * order, rows into picture order. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "model/vit.h"
+
+struct frame {
+    int32_t n; /* patches */
+    int32_t n_run;
+    struct iwp_vit_run run[IWP_VIT_MAX_RUN]; /* windows of equal length */
+    int32_t *place; /* [n / merge] for every group of the graph: its place in window order */
+    int32_t *group; /* [n / merge] and its number in picture order */
+};
+
+struct graph {
+    struct ggml_context *ctx;
+    struct ggml_cgraph *g;
+    struct ggml_tensor *in0, *in1, *pos, *vision, *row, *q, *k;
+};
+
+/* Sorts the windows of frame f by length. */
+static int arrange(const struct iwp_pre_plan *plan, int32_t f, int32_t merge, const int32_t *index,
+                   const int32_t *starts, int32_t n_window, struct frame *fr, iwp_err *err) {
+    const int32_t lo = f * fr->n, hi = lo + fr->n;
+    int32_t done = 0, last = INT32_MAX;
+    (void)plan;
+    fr->n_run = 0;
+    for (;;) { /* lengths from the longest down */
+        int32_t len = 0;
+        for (int32_t w = 0; w < n_window; w++) {
+            const int32_t l = starts[w + 1] - starts[w];
+            if (starts[w] >= lo && starts[w] < hi && l < last && l > len) len = l;
+        }
+        if (!len) break;
+        IWP_REQUIRE(fr->n_run < IWP_VIT_MAX_RUN, err, IWP_EINTERNAL, "too many kinds of windows");
+        struct iwp_vit_run *r = &fr->run[fr->n_run++];
+        *r = (struct iwp_vit_run){done * merge, len, 0};
+        for (int32_t w = 0; w < n_window; w++) {
+            if (starts[w] < lo || starts[w] >= hi || starts[w + 1] - starts[w] != len) continue;
+            r->count++;
+            for (int32_t i = starts[w] / merge; i < starts[w + 1] / merge; i++, done++) {
+                fr->place[done] = i;
+                fr->group[done] = index[i];
+            }
+        }
+        last = len;
+    }
+    IWP_REQUIRE(done * merge == fr->n, err, IWP_EINTERNAL, "windows cover %d of %d patches",
+                done * merge, fr->n);
+    return 0;
+}
+
+static int build(struct iwp_tower *t, const struct frame *fr, const struct iwp_tower_want *want,
+                 struct graph *g, iwp_err *err) {
+    const int64_t d = t->info.d_vision, p = t->info.pre.patch, n = fr->n;
+    IWP_TRY(iwp_sched_begin(t->sched, &g->ctx, &g->g, err));
+    struct ggml_context *ctx = g->ctx;
+    g->in0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, n);
+    g->in1 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, n);
+    g->pos = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 4 * n);
+    ggml_set_input(g->in0);
+    ggml_set_input(g->in1);
+    ggml_set_input(g->pos);
+    struct ggml_tensor *x =
+        ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t->patch_w, 3 * p * p, d), g->in0);
+    struct ggml_tensor *y =
+        ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t->patch_w1, 3 * p * p, d), g->in1);
+    x = ggml_add(ctx, x, y);
+    if (t->patch_b) x = ggml_add(ctx, x, t->patch_b);
+    const struct iwp_vit_run whole = {0, fr->n, 1};
+    for (int32_t i = 0; i < t->info.n_block; i++) {
+        const struct iwp_vit_block *b = &t->block[i];
+        const bool tap = want->qk && i == want->block;
+        x = iwp_vit_block_build(t, ctx, b, x, b->full ? &whole : fr->run, b->full ? 1 : fr->n_run,
+                                g->pos, tap ? &g->q : NULL, tap ? &g->k : NULL);
+    }
+    g->vision = x;
+    g->row = iwp_vit_projector(t, ctx, x);
+    struct ggml_tensor *outs[4] = {g->row, g->vision, g->q, g->k};
+    for (int i = 0; i < 4; i++) {
+        if (!outs[i]) continue;
+        ggml_set_output(outs[i]);
+        ggml_build_forward_expand(g->g, outs[i]);
+    }
+    return iwp_vit_place_graph(t, g->g, err);
+}
+
+/* Groups of `rows` rows of width d, from the graph's order to `to`[order]. */
+static void scatter(const float *from, const int32_t *order, int32_t n, size_t width, float *to) {
+    for (int32_t i = 0; i < n; i++)
+        memcpy(to + (size_t)order[i] * width, from + (size_t)i * width, width * sizeof *to);
+}
+
+static void fill(struct iwp_tower *t, const struct frame *fr, const float *pixels,
+                 const int32_t *where, float *in, int32_t *pos, const struct graph *g) {
+    const int32_t m = t->info.merge;
+    const size_t pp = (size_t)t->info.pre.patch * (size_t)t->info.pre.patch, row = 6 * pp;
+    for (int half = 0; half < 2; half++) {
+        for (int32_t i = 0; i < fr->n; i++) { /* a patch is [channel][time][y][x] */
+            const float *src = pixels + (size_t)(fr->group[i / m] * m + i % m) * row;
+            for (size_t c = 0; c < 3; c++)
+                memcpy(in + ((size_t)i * 3 + c) * pp, src + (2 * c + (size_t)half) * pp,
+                       pp * sizeof *in);
+        }
+        ggml_backend_tensor_set(half ? g->in1 : g->in0, in, 0, ggml_nbytes(g->in0));
+    }
+    for (int32_t i = 0; i < fr->n; i++) {
+        const int32_t *yx = where + 2 * (size_t)(fr->group[i / m] * m + i % m);
+        pos[i] = pos[i + 2 * fr->n] = yx[0];
+        pos[i + fr->n] = pos[i + 3 * fr->n] = yx[1];
+    }
+    ggml_backend_tensor_set(g->pos, pos, 0, ggml_nbytes(g->pos));
+}
+
+int iwp_vit_encode_qwen(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
+                        const struct iwp_tower_want *want, struct iwp_tower_out *out,
+                        iwp_err *err) {
+    const int32_t m = t->info.merge, total = out->n_vision;
+    const size_t d = (size_t)t->info.d_vision, pp = (size_t)plan->patch * (size_t)plan->patch;
+    struct frame fr = {.n = plan->grid_h * plan->grid_w};
+    const int32_t n_window = iwp_pre_windows(plan, NULL, NULL), groups = fr.n / m;
+    int32_t *index = malloc((size_t)(total / m) * sizeof *index);
+    int32_t *starts = malloc((size_t)(n_window + 1) * sizeof *starts);
+    int32_t *where = malloc(2 * (size_t)total * sizeof *where);
+    int32_t *pos = malloc(4 * (size_t)fr.n * sizeof *pos);
+    float *in = malloc((size_t)fr.n * 3 * pp * sizeof *in);
+    size_t wide = (size_t)fr.n * d, tall = (size_t)groups * (size_t)t->info.d_model;
+    float *tmp = malloc((wide > tall ? wide : tall) * sizeof *tmp);
+    fr.place = malloc((size_t)groups * sizeof *fr.place);
+    fr.group = malloc((size_t)groups * sizeof *fr.group);
+    int rc = 0;
+    if (!index || !starts || !where || !pos || !in || !tmp || !fr.place || !fr.group)
+        IWP_FAIL(err, IWP_ENOMEM, "out of memory for %d patches", fr.n);
+    iwp_pre_windows(plan, index, starts);
+    iwp_pre_patch_positions(plan, where);
+    for (int32_t f = 0; f < plan->grid_t; f++) {
+        if (want->cancel && want->cancel(want->cancel_ctx))
+            IWP_FAIL(err, IWP_ECANCELLED, "interrupted");
+        struct graph g = {0};
+        IWP_TRY_GOTO(arrange(plan, f, m, index, starts, n_window, &fr, err));
+        IWP_TRY_GOTO(build(t, &fr, want, &g, err));
+        fill(t, &fr, pixels, where, in, pos, &g);
+        IWP_TRY_GOTO(iwp_sched_compute(t->sched, err));
+        ggml_backend_tensor_get(g.row, tmp, 0, ggml_nbytes(g.row));
+        scatter(tmp, fr.group, groups, (size_t)t->info.d_model, out->row);
+        if (out->vision || out->feature) {
+            ggml_backend_tensor_get(g.vision, tmp, 0, ggml_nbytes(g.vision));
+            if (out->vision) scatter(tmp, fr.place, groups, (size_t)m * d, out->vision);
+            if (out->feature) scatter(tmp, fr.group, groups, (size_t)m * d, out->feature);
+        }
+        if (g.q) {
+            ggml_backend_tensor_get(g.q, tmp, 0, ggml_nbytes(g.q));
+            scatter(tmp, fr.group, groups, (size_t)m * d, out->q);
+            ggml_backend_tensor_get(g.k, tmp, 0, ggml_nbytes(g.k));
+            scatter(tmp, fr.group, groups, (size_t)m * d, out->k);
+        }
+    }
+fail:
+    free(index);
+    free(starts);
+    free(where);
+    free(pos);
+    free(in);
+    free(tmp);
+    free(fr.place);
+    free(fr.group);
+    return rc;
+}

@@ -1,0 +1,123 @@
+/* Towers that see square tiles, SigLIP and CLIP: every tile is a sequence of its own.  Patches are cut
+ * here, because ggml's convolution rounds pixels to f16. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "model/vit.h"
+
+struct graph {
+    struct ggml_context *ctx;
+    struct ggml_cgraph *g;
+    struct ggml_tensor *in, *vision, *row, *q, *k;
+};
+
+/* n tiles: in [3*p*p, patches * n]. */
+static int build(struct iwp_tower *t, int32_t n, const struct iwp_tower_want *want, struct graph *g,
+                 iwp_err *err) {
+    const int64_t d = t->info.d_vision, p = t->info.pre.patch, np = t->n_patch;
+    const int64_t len = np + (t->cls ? 1 : 0);
+    IWP_TRY(iwp_sched_begin(t->sched, &g->ctx, &g->g, err));
+    struct ggml_context *ctx = g->ctx;
+    g->in = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, np * n);
+    ggml_set_input(g->in);
+    struct ggml_tensor *w = ggml_reshape_2d(ctx, t->patch_w, 3 * p * p, d);
+    struct ggml_tensor *x = iwp_vit_linear(ctx, g->in, w, t->patch_b);
+    x = ggml_reshape_3d(ctx, x, d, np, n);
+    if (t->cls) {
+        struct ggml_tensor *c = ggml_reshape_3d(ctx, t->cls, d, 1, 1);
+        c = ggml_repeat_4d(ctx, c, d, 1, n, 1);
+        x = t->info.class_last ? ggml_concat(ctx, x, c, 1) : ggml_concat(ctx, c, x, 1);
+    }
+    x = ggml_add(ctx, x, t->pos);
+    x = ggml_reshape_2d(ctx, x, d, len * n);
+    if (t->pre_w) x = iwp_vit_norm(t, ctx, x, t->pre_w, t->pre_b);
+    const struct iwp_vit_run run = {0, (int32_t)len, n};
+    for (int32_t i = 0; i < t->info.n_block; i++) {
+        const bool tap = want->qk && i == want->block;
+        x = iwp_vit_block_build(t, ctx, &t->block[i], x, &run, 1, NULL, tap ? &g->q : NULL,
+                                tap ? &g->k : NULL);
+    }
+    if (t->post_w) x = iwp_vit_norm(t, ctx, x, t->post_w, t->post_b);
+    g->vision = x;
+    if (t->cls) { /* rows 1 … n of every tile */
+        x = ggml_view_3d(ctx, x, d, np, n, x->nb[1], x->nb[1] * (size_t)len, x->nb[1]);
+        x = ggml_reshape_2d(ctx, ggml_cont(ctx, x), d, np * n);
+    }
+    g->row = iwp_vit_projector(t, ctx, x);
+    struct ggml_tensor *outs[4] = {g->row, g->vision, g->q, g->k};
+    for (int i = 0; i < 4; i++) {
+        if (!outs[i]) continue;
+        ggml_set_output(outs[i]);
+        ggml_build_forward_expand(g->g, outs[i]);
+    }
+    return iwp_vit_place_graph(t, g->g, err);
+}
+
+/* One tile [3][side][side] as rows [patch][channel, y, x]; pixels beyond whole patches are dropped. */
+static void cut_patches(const struct iwp_tower *t, const float *tile, float *out) {
+    const int32_t p = t->info.pre.patch, px = t->info.pre.tile, side = px / p;
+    for (int32_t y = 0; y < side; y++)
+        for (int32_t x = 0; x < side; x++)
+            for (int32_t c = 0; c < 3; c++)
+                for (int32_t r = 0; r < p; r++, out += p)
+                    memcpy(out, tile + ((size_t)c * px + (size_t)(y * p + r)) * px + x * p,
+                           (size_t)p * sizeof *out);
+}
+
+/* Rows 1 … n of every tile go to `rows`, the class token's to `cls`; without one all rows. */
+static void scatter(const struct iwp_tower *t, const float *from, int32_t first, int32_t n,
+                    float *rows, float *cls) {
+    const size_t d = (size_t)t->info.d_vision, np = (size_t)t->n_patch, len = np + (t->cls ? 1 : 0);
+    for (int32_t i = 0; i < n; i++) {
+        const float *tile = from + (size_t)i * len * d;
+        const size_t at = (size_t)(first + i);
+        memcpy(rows + at * np * d, tile + (t->cls ? d : 0), np * d * sizeof *rows);
+        if (cls) memcpy(cls + at * d, tile + (t->info.class_last ? np : 0) * d, d * sizeof *cls);
+    }
+}
+
+int iwp_vit_encode_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
+                         const struct iwp_tower_want *want, struct iwp_tower_out *out,
+                         iwp_err *err) {
+    const size_t d = (size_t)t->info.d_vision, np = (size_t)t->n_patch;
+    const size_t len = np + (t->cls ? 1 : 0), px = (size_t)t->info.pre.tile;
+    const size_t patch = 3 * (size_t)t->info.pre.patch * (size_t)t->info.pre.patch;
+    int32_t batch = (int32_t)(1024 / len); /* small tiles together */
+    if (batch < 1) batch = 1;
+    if (batch > plan->n_tile) batch = plan->n_tile;
+    float *in = malloc((size_t)batch * np * patch * sizeof *in);
+    float *tmp = malloc((size_t)batch * len * d * sizeof *tmp);
+    int rc = 0;
+    if (!in || !tmp) IWP_FAIL(err, IWP_ENOMEM, "out of memory for %d tiles", batch);
+    for (int32_t first = 0; first < plan->n_tile; first += batch) {
+        const int32_t n = plan->n_tile - first < batch ? plan->n_tile - first : batch;
+        if (want->cancel && want->cancel(want->cancel_ctx))
+            IWP_FAIL(err, IWP_ECANCELLED, "interrupted");
+        struct graph g = {0};
+        IWP_TRY_GOTO(build(t, n, want, &g, err));
+        for (int32_t i = 0; i < n; i++)
+            cut_patches(t, pixels + (size_t)(first + i) * 3 * px * px, in + (size_t)i * np * patch);
+        ggml_backend_tensor_set(g.in, in, 0, ggml_nbytes(g.in));
+        IWP_TRY_GOTO(iwp_sched_compute(t->sched, err));
+        ggml_backend_tensor_get(g.row, out->row + (size_t)first * np * (size_t)t->info.d_model, 0,
+                                ggml_nbytes(g.row));
+        if (out->vision)
+            ggml_backend_tensor_get(g.vision, out->vision + (size_t)first * len * d, 0,
+                                    ggml_nbytes(g.vision));
+        if (out->feature) {
+            ggml_backend_tensor_get(g.vision, tmp, 0, ggml_nbytes(g.vision));
+            scatter(t, tmp, first, n, out->feature, out->cls_f);
+        }
+        if (g.q) {
+            ggml_backend_tensor_get(g.q, tmp, 0, ggml_nbytes(g.q));
+            scatter(t, tmp, first, n, out->q, out->cls_q);
+            ggml_backend_tensor_get(g.k, tmp, 0, ggml_nbytes(g.k));
+            scatter(t, tmp, first, n, out->k, out->cls_k);
+        }
+    }
+fail:
+    free(in);
+    free(tmp);
+    return rc;
+}
