@@ -17,8 +17,8 @@ static const struct entry {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"select", "run a pruning method on tensors from a file, no model needed", iwp_cmd_select},
-    {"convert", "Hugging Face folder to GGUF and mmproj GGUF; another type of a GGUF",
-     iwp_cmd_convert},
+    {"inspect", "what is in a model file or folder, and does iwp run it", iwp_cmd_inspect},
+    {"convert", "Hugging Face folder to GGUF; a GGUF to another type", iwp_cmd_convert},
     {"methods", "table of pruning methods: where they act, needs, options", iwp_cmd_methods},
     {"bench", "timings, in the manner of llama-bench", iwp_cmd_bench},
 };

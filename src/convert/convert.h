@@ -1,4 +1,4 @@
-/* Conversion of models into GGUF, and looking into model files.
+/* Conversion of models into GGUF.
  *
  * Hugging Face folders of LlavaOnevisionForConditionalGeneration and Qwen2_5_VLForConditionalGeneration
  * become a model and an mmproj file with the names llama.cpp uses; a GGUF becomes the same GGUF in
@@ -34,7 +34,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/json.h"
 #include "iwp/error.h"
 
 struct iwp_convert_params {
@@ -59,12 +58,5 @@ int iwp_convert(const struct iwp_convert_params *p, struct iwp_convert_report *r
 
 /* The type's number for a name of `type` above; negative when unknown. */
 int iwp_convert_type(const char *name, iwp_err *err);
-
-struct iwp_inspect_params {
-    const char *path;         /* GGUF, safetensors file or Hugging Face folder */
-    int32_t image_w, image_h; /* 0 = no estimate of visual tokens */
-};
-/* Everything found out, as one JSON object. */
-int iwp_inspect_json(const struct iwp_inspect_params *p, struct iwp_json_out *w, iwp_err *err);
 
 #endif
