@@ -8,6 +8,7 @@ sources = $(shell git ls-files '*.c' '*.h' 2>/dev/null || find src include tests
 
 .PHONY: help deps build dev demo test test-tsan test-fuzz test-long bench format format-check install clean
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 help: ## this list
 	@echo 'make TARGET'
@@ -19,8 +20,8 @@ deps:
 	@scripts/install-deps
 
 # $(call preset,NAME[,TARGETS]): configure once, build.
-preset = cmake --preset $(1) >build-$(1).log 2>&1 || { cat build-$(1).log; rm -f build-$(1).log; exit 1; }; \
-    rm -f build-$(1).log; cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
+preset = mkdir -p build; cmake --preset $(1) >build/configure-$(1).log 2>&1 || \
+    { cat build/configure-$(1).log; exit 1; }; cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
 
 build: deps ## build/iwp, optimised
 	@$(call preset,release)
@@ -44,7 +45,7 @@ test-fuzz: deps
 	@echo '== fuzz'; $(call preset,fuzz)
 	@scripts/fuzz $(FUZZ_SECONDS)
 
-test-long: ## make test, then every fuzzer for an hour and ten times the random cases
+test-long: ## make test, then every fuzzer for an hour and many more random cases
 	@$(MAKE) test
 	@$(MAKE) test-fuzz FUZZ_SECONDS=3600
 	@cd build && IWP_TEST_LONG=1 $(CTEST)
