@@ -36,7 +36,8 @@ struct iwp_kern {
      * squared cosine of two rank-1 updates, from dots of centred keys (kk) and unit values (cv). */
     void (*dw_row)(float *acc, const float *kk, const float *cv, const float *a, float b,
                    float scale);
-    /* x[i] = exp(min(0, (2 kk[i] - (a[i] + b)) * scale)) for 32 lanes. */
+    /* x[i] = exp(min(0, (2 kk[i] - (a[i] + b)) * scale)) for 32 lanes.  Where the distance overflowed
+     * (inf - inf) it is the smallest value: unlike, not equal. */
     void (*rbf_row)(float *x, const float *kk, const float *a, float b, float scale);
     /* m[i] = max(m[i], x[i]) */
     void (*max_row)(float *m, const float *x, int32_t n);
@@ -58,7 +59,7 @@ void iwp_kern_init_avx512(struct iwp_kern *k);
 void iwp_kern_init_neon(struct iwp_kern *k);
 
 /* Constants of expf, shared by all variants: x = n ln2 + r, polynomial of degree 6 on |r| ≤ ln2/2.
- * Relative error below 2e-7 for x ≤ 0; below IWP_EXP_LOW the result is that of IWP_EXP_LOW (≈ 1e-38). */
+ * Relative error below 2.5e-7; below IWP_EXP_LOW the result is that of IWP_EXP_LOW (≈ 1e-38). */
 #define IWP_EXP_LOW   (-87.0f)
 #define IWP_EXP_LOG2E 1.44269504f
 #define IWP_EXP_LN2HI 0.693359375f

@@ -86,7 +86,8 @@ static float norm2(const float *x, int32_t d) { return dot(x, x, d); }
     }
 TILE(1)
 TILE(2)
-TILE(3) TILE(4) TILE(5) TILE(6)
+TILE(3)
+TILE(4) TILE(5) TILE(6)
 
     static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
                            int32_t d) {
@@ -128,7 +129,7 @@ static inline __m256 rbf8(const float *kk, const float *a, __m256 b, __m256 scal
     __m256 e = _mm256_fmsub_ps(_mm256_set1_ps(2.0f), _mm256_loadu_ps(kk),
                                _mm256_add_ps(_mm256_loadu_ps(a), b));
     e = _mm256_mul_ps(e, scale);
-    return exp8(_mm256_min_ps(e, _mm256_setzero_ps()));
+    return exp8(_mm256_min_ps(_mm256_setzero_ps(), e)); /* NaN: the second operand */
 }
 
 static void rbf_row(float *x, const float *kk, const float *a, float b, float scale) {

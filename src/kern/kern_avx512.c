@@ -67,7 +67,8 @@ static inline void tree2(float *out, __m512 s, __m512 u) {
         if (R % 2) out[R - 1] = tree(s[R - 1]);                                                    \
     }
 DOTS(1)
-DOTS(2) DOTS(3) DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8)
+DOTS(2)
+DOTS(3) DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8)
 
     static void dots(float *out, const float *x, const float *q, int64_t stride, int32_t n_q,
                      int32_t d) {
@@ -122,7 +123,8 @@ static float norm2(const float *x, int32_t d) {
     }
 TILE(1)
 TILE(2)
-TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+TILE(3)
+TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
 
     static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
                            int32_t d) {
@@ -152,7 +154,7 @@ static inline __m512 rbf16(const float *kk, const float *a, __m512 b, __m512 sca
     __m512 e = _mm512_fmsub_ps(_mm512_set1_ps(2.0f), _mm512_loadu_ps(kk),
                                _mm512_add_ps(_mm512_loadu_ps(a), b));
     e = _mm512_mul_ps(e, scale);
-    return exp16(_mm512_min_ps(e, _mm512_setzero_ps()));
+    return exp16(_mm512_min_ps(_mm512_setzero_ps(), e)); /* NaN: the second operand */
 }
 
 static void rbf_row(float *x, const float *kk, const float *a, float b, float scale) {

@@ -68,7 +68,7 @@ static float exp_shift_sum(float *x, float shift, int32_t n) {
 static void rbf_row(float *x, const float *kk, const float *a, float b, float scale) {
     for (int i = 0; i < IWP_PANEL; i++) {
         float e = fmaf(2.0f, kk[i], -(a[i] + b)) * scale;
-        x[i] = iwp_kern_expf(e < 0 ? e : 0);
+        x[i] = iwp_kern_expf(e >= 0 ? 0 : e);
     }
 }
 
@@ -76,7 +76,7 @@ static void dw_row(float *acc, const float *kk, const float *cv, const float *a,
                    float scale) {
     for (int i = 0; i < IWP_PANEL; i++) {
         float e = fmaf(2.0f, kk[i], -(a[i] + b)) * scale;
-        float s = cv[i] * iwp_kern_expf(e < 0 ? e : 0);
+        float s = cv[i] * iwp_kern_expf(e >= 0 ? 0 : e);
         acc[i] = fmaf(s, s, acc[i]);
     }
 }
