@@ -27,8 +27,8 @@ static const struct iwp_opt convert_opts[] = {
 #undef AT
 
 static const char *const examples[] = {
-    "iwp convert Qwen2.5-VL-3B-Instruct -o qwen.gguf --mmproj qwen-mmproj.gguf --type q4_0",
-    "a Hugging Face folder with 4-bit weights", "iwp convert qwen.gguf -o qwen-q8.gguf --type q8_0",
+    "iwp convert Qwen2.5-VL-3B -o q.gguf --mmproj q-mm.gguf --type q4_0",
+    "a Hugging Face folder with 4-bit weights", "iwp convert q.gguf -o q8.gguf --type q8_0",
     "another type of the same GGUF", NULL};
 
 static const struct iwp_command command = {
