@@ -1,6 +1,6 @@
 # The program, and the libraries that are installed.
 # Quantising is ggml's; without the engine only the float types can be written.
-iwp_folder(convert LINK iwp_media iwp_io iwp_base $<TARGET_NAME_IF_EXISTS:iwp_llama>)
+iwp_folder(convert LINK $<TARGET_NAME_IF_EXISTS:iwp_model> iwp_media iwp_io iwp_base $<TARGET_NAME_IF_EXISTS:iwp_llama>)
 if(IWP_ENGINE)
   target_compile_definitions(iwp_convert PRIVATE IWP_HAVE_GGML)
 endif()

@@ -11,6 +11,9 @@
 #include "convert/hf.h"
 #include "convert/quant.h"
 #include "io/gguf.h"
+#ifdef IWP_HAVE_GGML
+#include "model/chat.h"
+#endif
 
 static void why(struct iwp_inspect *r, const char *text) {
     if (!r->why[0]) snprintf(r->why, sizeof r->why, "%s", text);
@@ -77,6 +80,10 @@ static void set_template(struct iwp_inspect *r, const char *text) {
     iwp_sha256_add(&s, text, n);
     iwp_sha256_end(&s, digest);
     iwp_sha256_hex(digest, r->template_sha);
+#ifdef IWP_HAVE_GGML
+    const struct iwp_chat_template *t = iwp_chat_detect(text);
+    r->template_name = t ? iwp_chat_name(t) : NULL;
+#endif
 }
 
 /* The type a file is mostly of, and tensors that would be of it if their rows allowed. */
@@ -220,6 +227,7 @@ static int read_vision(struct iwp_inspect *r, const struct iwp_gguf *g, iwp_err 
     IWP_TRY(get(g, v, "image_size", false, 0, &r->vision.image_size, err));
     IWP_TRY(get(g, v, "projection_dim", false, 0, &r->vision.out, err));
     IWP_TRY(iwp_gguf_opt_str(g, "clip.projector_type", "", &text, err));
+    if (!*text) IWP_TRY(iwp_gguf_opt_str(g, "clip.vision.projector_type", "mlp", &text, err));
     snprintf(r->vision.projector, sizeof r->vision.projector, "%s", text);
     const bool qwen = strcmp(text, "qwen2.5vl_merger") == 0;
     snprintf(r->vision.tower, sizeof r->vision.tower, "%s",
@@ -238,87 +246,118 @@ static int read_vision(struct iwp_inspect *r, const struct iwp_gguf *g, iwp_err 
     return 0;
 }
 
+static bool anyres(const struct iwp_gguf *g) {
+    const char *type;
+    return iwp_gguf_opt_str(g, "iwp.model_type", "", &type, NULL) >= 0 &&
+           strcmp(type, "llava_onevision") == 0;
+}
+
+static int read_anyres(struct iwp_inspect *r, const struct iwp_gguf *g, iwp_err *err) {
+    struct iwp_pre_params *p = &r->pre;
+    int32_t pairs[2 * IWP_PRE_MAX_PINPOINT];
+    *p = iwp_pre_default_llava_ov();
+    int n = iwp_gguf_array_i32(g, "iwp.image_grid_pinpoints", pairs, 2 * IWP_PRE_MAX_PINPOINT, err);
+    if (n < 0) return n;
+    IWP_REQUIRE(n > 0 && n % 2 == 0, err, IWP_EMISSING,
+                "%s: iwp.image_grid_pinpoints is missing: convert the model with iwp convert",
+                r->path);
+    p->n_pinpoint = n / 2;
+    for (int i = 0; i < n; i++) p->pinpoint[i / 2][i % 2] = pairs[i];
+    return get(g, "iwp", "anyres_max", false, 9, &p->anyres_max, err);
+}
+
+static int read_qwen(struct iwp_inspect *r, const struct iwp_gguf *g, iwp_err *err) {
+    struct iwp_pre_params *p = &r->pre;
+    *p = iwp_pre_default_qwen2_5_vl();
+    IWP_TRY(get(g, "clip.vision", "spatial_merge_size", false, 2, &p->merge, err));
+    IWP_TRY(get(g, "clip.vision", "window_size", false, 112, &p->window, err));
+    IWP_TRY(iwp_gguf_opt_i64(g, "iwp.min_pixels", p->min_pixels, &p->min_pixels, err));
+    return iwp_gguf_opt_i64(g, "iwp.max_pixels", p->max_pixels, &p->max_pixels, err);
+}
+
+/* The same settings as the engine takes, for the estimate of visual tokens. */
 static int read_pre(struct iwp_inspect *r, const struct iwp_gguf *g, iwp_err *err) {
     struct iwp_pre_params *p = &r->pre;
-    const bool qwen = strcmp(r->vision.tower, "qwen2.5-vl") == 0;
-    *p = qwen ? iwp_pre_default_qwen2_5_vl() : iwp_pre_default_llava_ov();
-    p->patch = r->vision.patch;
     float v[3];
+    if (strcmp(r->vision.tower, "qwen2.5-vl") == 0) {
+        IWP_TRY(read_qwen(r, g, err));
+    } else {
+        if (anyres(g))
+            IWP_TRY(read_anyres(r, g, err));
+        else
+            *p = iwp_pre_default_clip();
+        p->tile = r->vision.image_size;
+    }
+    p->patch = r->vision.patch;
     if (iwp_gguf_array_f32(g, "clip.vision.image_mean", v, 3, err) == 3)
         for (int i = 0; i < 3; i++) p->mean[i] = (double)v[i];
     if (iwp_gguf_array_f32(g, "clip.vision.image_std", v, 3, err) == 3)
         for (int i = 0; i < 3; i++) p->std[i] = (double)v[i];
-    if (qwen) {
-        int64_t lo, hi;
-        IWP_TRY(get(g, "clip.vision", "spatial_merge_size", false, 2, &p->merge, err));
-        IWP_TRY(get(g, "clip.vision", "window_size", false, 112, &p->window, err));
-        IWP_TRY(iwp_gguf_opt_i64(g, "iwp.min_pixels", p->min_pixels, &lo, err));
-        IWP_TRY(iwp_gguf_opt_i64(g, "iwp.max_pixels", p->max_pixels, &hi, err));
-        p->min_pixels = lo;
-        p->max_pixels = hi;
-    } else {
-        int32_t pairs[2 * IWP_PRE_MAX_PINPOINT];
-        p->tile = r->vision.image_size;
-        int n =
-            iwp_gguf_array_i32(g, "iwp.image_grid_pinpoints", pairs, 2 * IWP_PRE_MAX_PINPOINT, err);
-        if (n < 0) return n;
-        IWP_REQUIRE(n > 0 && n % 2 == 0, err, IWP_EMISSING,
-                    "%s: iwp.image_grid_pinpoints is missing: convert the model with iwp convert",
-                    r->path);
-        p->n_pinpoint = n / 2;
-        for (int i = 0; i < n; i++) p->pinpoint[i / 2][i % 2] = pairs[i];
-        IWP_TRY(get(g, "iwp", "anyres_max", false, 9, &p->anyres_max, err));
-    }
     IWP_TRY(iwp_pre_params_check(p, err));
     r->has_pre = true;
     return 0;
 }
 
-static int check_vision(const struct iwp_inspect *r, const struct iwp_gguf *g, iwp_err *err) {
-    const bool qwen = strcmp(r->vision.tower, "qwen2.5-vl") == 0;
-    IWP_REQUIRE(
-        qwen || (strcmp(r->vision.projector, "mlp") == 0 && strcmp(r->vision.tower, "siglip") == 0),
-        err, IWP_ENOTSUP,
-        "vision tower %s with projector '%.40s' is not supported (qwen2.5vl_merger, or siglip with "
-        "mlp)",
-        r->vision.tower, r->vision.projector);
-    IWP_REQUIRE(r->vision.n_layer >= 1 && r->vision.n_layer <= IWP_INSPECT_MAX_LAYER &&
-                    r->vision.n_head >= 1,
-                err, IWP_EFORMAT, "%s: %d layers, %d heads do not make a tower", r->path,
-                r->vision.n_layer, r->vision.n_head);
-    const int64_t d = r->vision.n_embd, ff = r->vision.n_ff, out = r->vision.out;
+static int check_block(const struct iwp_inspect *r, const struct iwp_gguf *g, int l, iwp_err *err) {
+    const int64_t d = r->vision.n_embd, ff = r->vision.n_ff;
     const struct {
         const char *name;
         int64_t cols, rows;
-        bool bias;
-    } parts[] = {{"ln1", d, 0, !qwen},    {"attn_q", d, d, true},    {"attn_k", d, d, true},
-                 {"attn_v", d, d, true},  {"attn_out", d, d, true},  {"ln2", d, 0, !qwen},
-                 {"ffn_up", d, ff, true}, {"ffn_down", ff, d, true}, {"ffn_gate", d, ff, true}};
+    } parts[] = {{"ln1", d, 0},     {"attn_q", d, d},    {"attn_k", d, d},
+                 {"attn_v", d, d},  {"attn_out", d, d},  {"ln2", d, 0},
+                 {"ffn_up", d, ff}, {"ffn_down", ff, d}, {"ffn_gate", d, ff}};
     const struct iwp_gguf_tensor *t;
-    for (int l = 0; l < r->vision.n_layer; l++)
-        for (size_t i = 0; i < (qwen ? 9 : 8); i++) {
-            char name[64];
-            const int64_t shape[2] = {parts[i].cols, parts[i].rows},
-                          n = parts[i].rows ? parts[i].rows : parts[i].cols;
-            snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, parts[i].name);
-            IWP_TRY(iwp_gguf_need_tensor(g, name, parts[i].rows ? 2 : 1, shape, &t, err));
-            snprintf(name, sizeof name, "v.blk.%d.%s.bias", l, parts[i].name);
-            if (parts[i].bias) IWP_TRY(iwp_gguf_need_tensor(g, name, 1, &n, &t, err));
-        }
-    const int64_t m = qwen ? 4 * d : d;
-    IWP_TRY(iwp_gguf_need_tensor(g, "mm.0.weight", 2, (int64_t[]){m, qwen ? m : out}, &t, err));
-    IWP_TRY(iwp_gguf_need_tensor(g, "mm.2.weight", 2, (int64_t[]){qwen ? m : out, out}, &t, err));
-    IWP_TRY(iwp_gguf_need_tensor(g, "v.patch_embd.weight", 4,
-                                 (int64_t[]){r->vision.patch, r->vision.patch, 3, d}, &t, err));
+    char name[64];
+    snprintf(name, sizeof name, "v.blk.%d.attn_qkv.weight", l);
+    const bool joint = iwp_gguf_find_tensor(g, name) != NULL;
+    if (joint) IWP_TRY(iwp_gguf_need_tensor(g, name, 2, (int64_t[]){d, 3 * d}, &t, err));
+    for (size_t i = 0; i < (strcmp(r->vision.tower, "qwen2.5-vl") == 0 ? 9 : 8); i++) {
+        if (joint && i >= 1 && i <= 3) continue;
+        const int64_t shape[2] = {parts[i].cols, parts[i].rows},
+                      n = parts[i].rows ? parts[i].rows : parts[i].cols;
+        snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, parts[i].name);
+        IWP_TRY(iwp_gguf_need_tensor(g, name, parts[i].rows ? 2 : 1, shape, &t, err));
+        snprintf(name, sizeof name, "v.blk.%d.%s.bias", l, parts[i].name);
+        if (iwp_gguf_find_tensor(g, name)) IWP_TRY(iwp_gguf_need_tensor(g, name, 1, &n, &t, err));
+    }
+    return 0;
+}
+
+static int check_vision(struct iwp_inspect *r, const struct iwp_gguf *g, iwp_err *err) {
+    const bool qwen = strcmp(r->vision.tower, "qwen2.5-vl") == 0;
+    IWP_REQUIRE(qwen || strcmp(r->vision.projector, "mlp") == 0, err, IWP_ENOTSUP,
+                "projector '%.40s' is not supported (mlp, qwen2.5vl_merger)", r->vision.projector);
+    IWP_REQUIRE(r->vision.n_layer >= 1 && r->vision.n_layer <= IWP_INSPECT_MAX_LAYER &&
+                    r->vision.n_head >= 1 && r->vision.n_embd % r->vision.n_head == 0 &&
+                    r->vision.patch >= 1,
+                err, IWP_EFORMAT, "%s: %d layers, %d heads, patches of %d do not make a tower",
+                r->path, r->vision.n_layer, r->vision.n_head, r->vision.patch);
+    const int64_t d = r->vision.n_embd, p = r->vision.patch, any = -1;
+    const struct iwp_gguf_tensor *t, *m;
+    int32_t last = r->vision.n_layer, list[8];
+    if (!qwen && iwp_gguf_array_i32(g, "clip.vision.feature_layer", list, 8, err) == 1 &&
+        list[0] >= 0 && list[0] < last)
+        last = list[0]; /* blocks above the feature layer may be left out */
+    else if (!qwen && !iwp_gguf_find(g, "clip.vision.feature_layer"))
+        last--;
+    for (int l = 0; l < last; l++) IWP_TRY(check_block(r, g, l, err));
+    IWP_TRY(iwp_gguf_need_tensor(g, "v.patch_embd.weight", 4, (int64_t[]){p, p, 3, d}, &t, err));
+    IWP_TRY(iwp_gguf_need_tensor(g, "mm.0.weight", 2, (int64_t[]){qwen ? 4 * d : d, any}, &m, err));
+    if (iwp_gguf_find_tensor(g, "mm.2.weight"))
+        IWP_TRY(iwp_gguf_need_tensor(g, "mm.2.weight", 2, (int64_t[]){m->ne[1], any}, &m, err));
+    r->vision.out = m->ne[1] < INT32_MAX ? (int32_t)m->ne[1] : 0;
     if (qwen) {
-        IWP_TRY(iwp_gguf_need_tensor(g, "v.patch_embd.weight.1", 4,
-                                     (int64_t[]){r->vision.patch, r->vision.patch, 3, d}, &t, err));
+        IWP_TRY(
+            iwp_gguf_need_tensor(g, "v.patch_embd.weight.1", 4, (int64_t[]){p, p, 3, d}, &t, err));
         return iwp_gguf_need_tensor(g, "v.post_ln.weight", 1, &d, &t, err);
     }
-    const int64_t side = r->vision.patch > 0 ? r->vision.image_size / r->vision.patch : 0;
-    IWP_TRY(
-        iwp_gguf_need_tensor(g, "v.position_embd.weight", 2, (int64_t[]){d, side * side}, &t, err));
-    return iwp_gguf_need_tensor(g, "v.image_newline", 1, &out, &t, err);
+    const int64_t side = r->vision.image_size / p,
+                  rows = side * side + (iwp_gguf_find_tensor(g, "v.class_embd") ? 1 : 0);
+    IWP_TRY(iwp_gguf_need_tensor(g, "v.position_embd.weight", 2, (int64_t[]){d, rows}, &t, err));
+    if (!anyres(g)) return 0;
+    const char *newline =
+        iwp_gguf_find_tensor(g, "model.image_newline") ? "model.image_newline" : "v.image_newline";
+    return iwp_gguf_need_tensor(g, newline, 1, &m->ne[1], &t, err);
 }
 
 static int inspect_gguf(struct iwp_inspect *r, iwp_err *err) {
@@ -350,8 +389,11 @@ static int inspect_gguf(struct iwp_inspect *r, iwp_err *err) {
     if (bad < 0) why(r, e.msg);
     r->runs = bad >= 0;
     if (r->runs)
-        why(r, clip ? "as --mmproj beside its model"
-                    : "as --model; pictures need the mmproj file as well");
+        why(r, clip               ? "as --mmproj beside its model"
+               : r->template_name ? "as --model; pictures need the mmproj file as well"
+                                  : "as --model with --chat-template NAME (its template is not one "
+                                    "of the known ones); "
+                                    "pictures need the mmproj file as well");
 fail:
     iwp_gguf_free(g);
     return rc;

@@ -52,7 +52,8 @@ struct iwp_inspect {
         other;           /* bytes */
     char *chat_template; /* NULL = none */
     char template_sha[65];
-    bool has_pre; /* settings for the estimate of visual tokens */
+    const char *template_name; /* of the engine's table; NULL = not one of them */
+    bool has_pre;              /* settings for the estimate of visual tokens */
     struct iwp_pre_params pre;
     bool has_plan;
     struct iwp_pre_plan plan;

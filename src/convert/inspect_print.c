@@ -98,6 +98,7 @@ void iwp_inspect_json(const struct iwp_inspect *r, struct iwp_json_out *w) {
     iwp_json_close_object(w);
     if (r->decoder.tokenizer[0]) iwp_json_put_string(w, "pre_tokenizer", r->decoder.tokenizer);
     iwp_json_put_string(w, "chat_template", r->chat_template);
+    iwp_json_put_string(w, "chat_template_name", r->template_name);
     iwp_json_put_string(w, "chat_template_sha256", r->chat_template ? r->template_sha : NULL);
     if (r->has_plan) {
         iwp_json_open_object(w, "visual_tokens");
@@ -204,7 +205,8 @@ void iwp_inspect_print(const struct iwp_inspect *r, FILE *f) {
                     "KV cache", kv_bytes(r), (double)kv_bytes(r) * r->decoder.n_layer / 1e3);
     }
     if (r->chat_template) {
-        fprintf(f, "%-14s %.16s…, %zu bytes: ", "chat template", r->template_sha,
+        fprintf(f, "%-14s %s, %.16s…, %zu bytes: ", "chat template",
+                r->template_name ? r->template_name : "unknown", r->template_sha,
                 strlen(r->chat_template));
         print_safe(f, r->chat_template, 60);
         fputc('\n', f);
