@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "cli/cmd.h"
 #include "cli/version.h"
+#include "kern/kern.h"
 
 static const struct entry {
     const char *name, *summary;
@@ -41,10 +42,13 @@ static void help(FILE *f) {
 }
 
 static int cpu_info(void) {
+    static const char *const path[] = {"c", "avx2", "avx512", "neon"};
     iwp_err err;
     if (iwp_cpu_check(&err) < 0) return iwp_cli_usage("--cpu-info", &err);
-    printf("path     %s\nthreads  %d\nIWP_CPU  c|avx2|avx512|neon forces a path\n", iwp_cpu_name(),
-           iwp_cpu_count());
+    printf("selection  %s (this CPU has", iwp_cpu_name());
+    for (size_t i = 0; i < sizeof path / sizeof *path; i++)
+        if (iwp_kern_path(path[i])) printf(" %s", path[i]);
+    printf("; IWP_CPU=NAME forces one)\nthreads    %d\n", iwp_cpu_count());
     return 0;
 }
 

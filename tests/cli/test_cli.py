@@ -323,6 +323,16 @@ def test_help():
         check(all(o["text"] and o["default"] != "" for o in m["options"]), f"{m['name']}: every option has text and default")
 
 
+def test_engine_only():
+    """Methods that call back into a model: refused, and the line names the method or the missing tensor."""
+    d = 16
+    rows = changed("rows", embeds=("F32", [S, d], normal(S * d)), vit_features=("F32", [N, d], normal(N * d)))
+    table = json.loads(run("methods", "--json").stdout)["methods"]
+    for m in table:
+        if m["engine_only"]:
+            refused(["select", rows, "--method", m["name"], "--keep", ".2"], (1, 2), m["name"])
+
+
 def test_no_leftovers():
     out = os.path.join(TMP, "kept.png")
     p = run("select", GOOD, "--keep", "0.2", "--overlay", out, "--json")
