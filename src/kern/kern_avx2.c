@@ -87,7 +87,8 @@ static float norm2(const float *x, int32_t d) { return dot(x, x, d); }
 TILE(1)
 TILE(2)
 TILE(3)
-TILE(4) TILE(5) TILE(6)
+TILE(4)
+TILE(5) TILE(6)
 
     static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
                            int32_t d) {

@@ -68,7 +68,8 @@ static inline void tree2(float *out, __m512 s, __m512 u) {
     }
 DOTS(1)
 DOTS(2)
-DOTS(3) DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8)
+DOTS(3)
+DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8)
 
     static void dots(float *out, const float *x, const float *q, int64_t stride, int32_t n_q,
                      int32_t d) {
@@ -124,7 +125,8 @@ static float norm2(const float *x, int32_t d) {
 TILE(1)
 TILE(2)
 TILE(3)
-TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+TILE(4)
+TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
 
     static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
                            int32_t d) {
