@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/file.h"
 #include "convert/convert.h"
 #include "io/gguf.h"
@@ -17,7 +18,7 @@
 #include "test.h"
 
 struct golden {
-    char root[512], folder[256], model[400], mmproj[400];
+    char root[512], folder[256], model[800], mmproj[800];
     struct iwp_backend *backend;
     struct iwp_gguf *g, *v;
     iwp_prompter *prompter;
@@ -28,7 +29,7 @@ static inline int golden_exists(const char *path) {
     return stat(path, &st) == 0;
 }
 
-/* The folder with models/ and vectors/; false when this checkpoint is in none. */
+/* The folder with vectors/ and models/ or gguf/; 0: this checkpoint is in none, 1: to convert, 2: GGUF. */
 static inline int golden_root(const char *name, char *out, size_t cap) {
     const char *shared = getenv("IWP_SHARED");
     char probe[700];
@@ -39,20 +40,15 @@ static inline int golden_root(const char *name, char *out, size_t cap) {
             snprintf(out, cap, "%s/golden", shared ? shared : IWP_TEST_DATA "/../../../shared");
         snprintf(probe, sizeof probe, "%s/models/%s/model.safetensors", out, name);
         if (golden_exists(probe)) return 1;
+        snprintf(probe, sizeof probe, "%s/gguf/%s.gguf", out, name);
+        if (golden_exists(probe)) return 2;
     }
     return 0;
 }
 
-/* Converts and opens; 0 when the checkpoint is not there. */
-static inline int golden_open(struct golden *G, const char *name, const char *template_name) {
+static inline int golden_convert(struct golden *G, const char *name) {
     iwp_err err = {0};
     char dir[700];
-    *G = (struct golden){0};
-    if (!golden_root(name, G->root, sizeof G->root)) {
-        fprintf(stderr, "skipped: golden/%s is not there\n", name);
-        test_checked++;
-        return 0;
-    }
     snprintf(G->folder, sizeof G->folder, "/tmp/iwp-towers-XXXXXX");
     CHECK(mkdtemp(G->folder) != NULL);
     snprintf(G->model, sizeof G->model, "%s/m.gguf", G->folder);
@@ -63,7 +59,22 @@ static inline int golden_open(struct golden *G, const char *name, const char *te
     struct iwp_convert_report rep;
     int rc = iwp_convert(&cp, &rep, &err);
     CHECK_MSG(rc >= 0, "%s", err.msg);
-    if (rc < 0) return 0;
+    return rc;
+}
+
+/* Opens a checkpoint; 0 when something failed. */
+static inline int golden_open(struct golden *G, const char *name, const char *template_name) {
+    iwp_err err = {0};
+    *G = (struct golden){0};
+    iwp_log_set_level(IWP_LOG_WARN);
+    int kind = golden_root(name, G->root, sizeof G->root), rc = 0;
+    CHECK_MSG(kind > 0, "golden/%s is neither beside the tree nor in tests/data", name);
+    if (kind == 1) rc = golden_convert(G, name);
+    if (kind == 2) {
+        snprintf(G->model, sizeof G->model, "%s/gguf/%s.gguf", G->root, name);
+        snprintf(G->mmproj, sizeof G->mmproj, "%s/gguf/%s-mmproj.gguf", G->root, name);
+    }
+    if (kind == 0 || rc < 0) return 0;
     struct iwp_backend_params bp = {.n_thread = 2};
     rc = iwp_backend_new(&G->backend, &bp, &err);
     if (rc >= 0) rc = iwp_gguf_open(&G->g, G->model, &err);
