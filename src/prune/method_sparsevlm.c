@@ -187,82 +187,108 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
 
 /* ---- raters ---------------------------------------------------------------------------------------- */
 
-enum { TOKENS = 64, SLICE = 512 }; /* visual tokens per task; dims per float product */
+enum { TOKENS = 10 * IWP_BLOCK, SLICE = 256 }; /* tokens per task; dims per float chain */
 
+/* Text tokens are packed into panels of 32 lanes, visual ones come in blocks of twelve. */
 struct rater_job {
     const struct iwp_view *v;
-    int32_t first, n_text, d, n_task;
-    const float *text; /* [n_text] rows, text_stride apart */
-    int64_t text_stride;
-    float *row, *dot;     /* per task [d], [n_text] */
-    double *logit, *part; /* per task [n_text] */
-    double *weight;       /* [n_text] out: mean of the softmax */
+    int32_t first, n_text, d, n_task, width; /* width: n_text in whole panels */
+    float *panel, *text_row;                 /* [panels][d][32], per panel [d] */
+    float *block;                            /* per task [d][12] and two rows [d] */
+    double *logit, *part;                    /* per task [12][width], [n_text] */
+    double *weight;                          /* [n_text] out: mean of the softmax */
 };
 
-static double full_dot(const float *x, const float *y, int32_t n) {
+static void pack_text(void *arg, int32_t p) {
+    struct rater_job *j = arg;
+    const struct iwp_array *e = &j->v->in->arr[IWP_TENSOR_EMBEDS];
+    float *to = j->panel + (size_t)p * IWP_PANEL * (size_t)j->d,
+          *tmp = j->text_row + (size_t)p * (size_t)j->d;
+    for (int32_t l = 0; l < IWP_PANEL; l++) {
+        int32_t k = p * IWP_PANEL + l;
+        const float *x = k < j->n_text ? iwp_array_row(e, j->first + k, 0, tmp) : NULL;
+        for (int32_t t = 0; t < j->d; t++) to[(size_t)t * IWP_PANEL + (size_t)l] = x ? x[t] : 0;
+    }
+}
+
+/* A float chain that overflowed: the whole product in double. */
+static double full_dot(const struct rater_job *j, int32_t token, int32_t text, float *tmp) {
+    const struct iwp_array *e = &j->v->in->arr[IWP_TENSOR_EMBEDS];
+    const float *x = iwp_array_row(e, token, 0, tmp),
+                *y = iwp_array_row(e, j->first + text, 0, tmp + j->d);
     double s = 0;
-    for (int32_t i = 0; i < n; i++) s += (double)x[i] * (double)y[i];
+    for (int32_t t = 0; t < j->d; t++) s += (double)x[t] * (double)y[t];
     return s;
+}
+
+/* logit [n][width]: dots of n ≤ 12 visual tokens with all text tokens. */
+static void text_dots(const struct rater_job *j, int32_t i0, int32_t n, float *block,
+                      double *logit) {
+    const struct iwp_kern *kern = iwp_kern_get();
+    const struct iwp_array *e = &j->v->in->arr[IWP_TENSOR_EMBEDS];
+    float out[IWP_BLOCK * IWP_PANEL], *tmp = block + IWP_BLOCK * (size_t)j->d;
+    size_t w = (size_t)j->width;
+    for (int32_t r = 0; r < n; r++) {
+        const float *x = iwp_array_row(e, j->v->pool[i0 + r], 0, tmp);
+        for (int32_t t = 0; t < j->d; t++) block[(size_t)t * (size_t)n + (size_t)r] = x[t];
+    }
+    memset(logit, 0, sizeof(double) * (size_t)n * w);
+    for (int32_t t = 0; t < j->d; t += SLICE)
+        for (int32_t p = 0; p < j->width / IWP_PANEL; p++) {
+            const float *panel = j->panel + ((size_t)p * (size_t)j->d + (size_t)t) * IWP_PANEL;
+            kern->panel_dots(out, panel, block + (size_t)t * (size_t)n, n,
+                             j->d - t < SLICE ? j->d - t : SLICE);
+            for (int32_t r = 0; r < n; r++)
+                for (int32_t l = 0; l < IWP_PANEL; l++)
+                    logit[(size_t)r * w + (size_t)(p * IWP_PANEL + l)] +=
+                        (double)out[r * IWP_PANEL + l];
+        }
+    for (int32_t r = 0; r < n; r++)
+        for (int32_t k = 0; k < j->n_text; k++)
+            if (!(fabs(logit[(size_t)r * w + (size_t)k]) <= 1e37))
+                logit[(size_t)r * w + (size_t)k] = full_dot(j, j->v->pool[i0 + r], k, tmp);
 }
 
 static void rate_tokens(void *arg, int32_t task) {
     struct rater_job *j = arg;
-    const struct iwp_kern *kern = iwp_kern_get();
-    const struct iwp_array *e = &j->v->in->arr[IWP_TENSOR_EMBEDS];
-    size_t nt = (size_t)j->n_text;
-    float *tmp = j->row + (size_t)task * (size_t)j->d, *dot = j->dot + (size_t)task * nt;
-    double *part = j->part + (size_t)task * nt, *logit = j->logit + (size_t)task * nt;
-    int32_t i0 = task * TOKENS, end = i0 + TOKENS < j->v->n_pool ? i0 + TOKENS : j->v->n_pool;
+    size_t nt = (size_t)j->n_text, w = (size_t)j->width;
+    float *block = j->block + (size_t)task * (IWP_BLOCK + 2) * (size_t)j->d;
+    double *part = j->part + (size_t)task * nt, *logit = j->logit + (size_t)task * IWP_BLOCK * w;
+    int32_t end = (task + 1) * TOKENS < j->v->n_pool ? (task + 1) * TOKENS : j->v->n_pool;
     memset(part, 0, sizeof(double) * nt);
-    for (int32_t i = i0; i < end; i++) {
-        const float *x = iwp_array_row(e, j->v->pool[i], 0, tmp);
-        double top = -INFINITY, sum = 0;
-        memset(logit, 0, sizeof(double) * nt);
-        for (int32_t t = 0; t < j->d; t += SLICE) {
-            int32_t w = j->d - t < SLICE ? j->d - t : SLICE;
-            kern->dots(dot, x + t, j->text + t, j->text_stride, j->n_text, w);
-            for (int32_t k = 0; k < j->n_text; k++) {
-                if (fabsf(dot[k]) <= 1e37f)
-                    logit[k] += (double)dot[k];
-                else /* overflowed: this slice in double */
-                    logit[k] += full_dot(x + t, j->text + k * j->text_stride + t, w);
-            }
+    for (int32_t i = task * TOKENS; i < end; i += IWP_BLOCK) {
+        int32_t n = end - i < IWP_BLOCK ? end - i : IWP_BLOCK;
+        text_dots(j, i, n, block, logit);
+        for (int32_t r = 0; r < n; r++) {
+            double *l = logit + (size_t)r * w, top = l[0], sum = 0;
+            for (int32_t k = 1; k < j->n_text; k++) top = l[k] > top ? l[k] : top;
+            for (int32_t k = 0; k < j->n_text; k++) sum += l[k] = iwp_math_exp(l[k] - top);
+            for (int32_t k = 0; k < j->n_text; k++) part[k] += l[k] / sum;
         }
-        for (int32_t k = 0; k < j->n_text; k++) top = logit[k] > top ? logit[k] : top;
-        for (int32_t k = 0; k < j->n_text; k++) sum += logit[k] = iwp_math_exp(logit[k] - top);
-        for (int32_t k = 0; k < j->n_text; k++) part[k] += logit[k] / sum;
     }
 }
 
 static void rater_layout(struct rater_job *j, const struct iwp_view *v, struct iwp_arena *m) {
-    const struct iwp_array *e = &v->in->arr[IWP_TENSOR_EMBEDS];
     memset(j, 0, sizeof *j);
     j->v = v;
     j->first = v->last_visual + 1;
     j->n_text = v->n - j->first;
-    j->d = e->n_dim;
+    j->width = (j->n_text + IWP_PANEL - 1) / IWP_PANEL * IWP_PANEL;
+    j->d = v->in->arr[IWP_TENSOR_EMBEDS].n_dim;
     j->n_task = (v->n_pool + TOKENS - 1) / TOKENS;
-    size_t nt = (size_t)j->n_text, tasks = (size_t)j->n_task, d = (size_t)j->d;
-    float *copy = IWP_TAKE(m, float, e->dtype == IWP_DTYPE_F32 ? 0 : nt * d);
-    j->row = IWP_TAKE(m, float, tasks *d);
-    j->dot = IWP_TAKE(m, float, tasks *nt);
-    j->logit = IWP_TAKE(m, double, tasks *nt);
-    j->part = IWP_TAKE(m, double, tasks *nt);
-    j->weight = IWP_TAKE(m, double, nt);
-    if (iwp_arena_counting(m)) return;
-    j->text = copy;
-    j->text_stride = j->d;
-    if (e->dtype == IWP_DTYPE_F32) { /* the tail of the prompt: rows one after the other */
-        j->text = (const float *)e->data + j->first * e->row_stride;
-        j->text_stride = e->row_stride;
-    } else
-        for (int32_t i = 0; i < j->n_text; i++)
-            iwp_array_row(e, j->first + i, 0, copy + (size_t)i * d);
+    size_t w = (size_t)j->width, tasks = (size_t)j->n_task, d = (size_t)j->d;
+    j->panel = IWP_TAKE(m, float, w *d);
+    j->text_row = IWP_TAKE(m, float, w / IWP_PANEL * d);
+    j->block = IWP_TAKE(m, float, tasks *(IWP_BLOCK + 2) * d);
+    j->logit = IWP_TAKE(m, double, tasks *IWP_BLOCK *w);
+    j->part = IWP_TAKE(m, double, tasks *(size_t)j->n_text);
+    j->weight = IWP_TAKE(m, double, j->n_text);
 }
 
 /* A rater's mean share of the softmax is above average; when none is, all text tokens rate. */
 static void choose_raters(struct rater_job *j, struct raters *r) {
     int32_t n = 0;
+    iwp_parallel(j->v->exec, pack_text, j, j->width / IWP_PANEL);
     iwp_parallel(j->v->exec, rate_tokens, j, j->n_task);
     r->n_text = j->n_text;
     for (int32_t k = 0; k < j->n_text; k++) {
