@@ -4,6 +4,20 @@
 
 #include "prune/methods.h"
 #include "prune/schedule.h"
+#include "prune/vtw.h"
+
+double iwp_vtw_divergence(const double *withdrawn, const double *full, int32_t n) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (withdrawn[i] > 0) sum += withdrawn[i] * iwp_math_log(withdrawn[i] / full[i]);
+    return sum;
+}
+
+int32_t iwp_vtw_layer(const double *divergence, int32_t first, int32_t n, double eta) {
+    for (int32_t i = 0; i < n; i++)
+        if (divergence[i] <= eta) return first + i; /* first crossing, not the smallest */
+    return -1;
+}
 
 /* Budget p becomes a layer: matched (and the default once a budget is given) is PACT's rule
  * K = round(4 + p (L-4)), layer-average K = round(p L), otherwise the authors' 15 of 32 layers. */
