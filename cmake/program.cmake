@@ -4,7 +4,9 @@ iwp_folder(convert LINK $<TARGET_NAME_IF_EXISTS:iwp_model> iwp_media iwp_io iwp_
 if(IWP_ENGINE)
   target_compile_definitions(iwp_convert PRIVATE IWP_HAVE_GGML)
 endif()
-iwp_folder(eval LINK iwp_base)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+iwp_folder(eval LINK iwp_view iwp_prune iwp_base $<TARGET_NAME_IF_EXISTS:iwp_model> PkgConfig::UTF8PROC PkgConfig::PCRE2)
 iwp_folder(server LINK iwp_base)
 
 configure_file(${CMAKE_SOURCE_DIR}/src/cli/version.h.in ${CMAKE_BINARY_DIR}/generated/cli/version.h @ONLY)

@@ -1,0 +1,1 @@
+iwp_test_folder(eval LINK iwp_eval iwp_base)
