@@ -57,6 +57,7 @@ struct iwp_engine_params {
     int32_t n_thread;          /* 0: all CPUs of this process */
     int32_t n_gpu;             /* layers on GPU or RPC devices; -1: all when there are any */
     size_t cache_bytes;        /* of encoded pictures; 0: 512 MB */
+    bool no_text;              /* weights only: no vocabulary, no tower (timings) */
     bool plain_weights;        /* no repacked weight layouts, for comparisons */
 };
 IWP_API struct iwp_engine_params iwp_engine_default_params(void);
@@ -139,6 +140,8 @@ IWP_API struct iwp_prompt_info iwp_prompt_info(const iwp_prompt *p);
 /* ---- Sessions -------------------------------------------------------------------------------- */
 
 enum iwp_kv_type { IWP_KV_F16, IWP_KV_F32, IWP_KV_Q8_0 };
+/* Position ids after a cut.  Default: the method's own rule. */
+enum iwp_positions { IWP_POSITIONS_DEFAULT, IWP_POSITIONS_ORIGINAL, IWP_POSITIONS_COMPACT };
 enum iwp_flash {
     IWP_FLASH_AUTO,
     IWP_FLASH_ON,
@@ -150,6 +153,7 @@ struct iwp_session_params {
     int32_t n_chunk; /* prefill chunk rows (-ub) */
     enum iwp_kv_type type_k, type_v;
     enum iwp_flash flash;
+    enum iwp_positions positions;
     int32_t reserve;   /* rows of cache beyond the prompt; grows when more are generated */
     bool no_reselect;  /* a prompt that continues the last one keeps its selection */
     bool keep_tensors; /* keep what --dump-tensors writes */

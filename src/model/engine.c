@@ -1,0 +1,168 @@
+/* A loaded model: decoder, vocabulary, vision tower.  See iwp/engine.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "model/session.h"
+
+struct iwp_engine_params iwp_engine_default_params(void) {
+    return (struct iwp_engine_params){.n_gpu = -1};
+}
+
+/* The two files must belong together: the projector's rows enter the decoder. */
+static int open_files(const struct iwp_engine_params *p, struct iwp_gguf **model,
+                      struct iwp_gguf **mmproj, iwp_err *err) {
+    IWP_REQUIRE(p->model && *p->model, err, IWP_EINVAL, "no model file given (-m FILE)");
+    IWP_TRY(iwp_gguf_open(model, p->model, err));
+    const char *arch;
+    int rc = iwp_gguf_get_str(*model, "general.architecture", &arch, err);
+    if (rc < 0) return iwp_err_prefix(err, rc, "%.200s", p->model);
+    IWP_REQUIRE(strcmp(arch, "clip") != 0, err, IWP_EINVAL,
+                "%.200s: this is a vision tower, it belongs to -mm; -m wants the language model",
+                p->model);
+    if (!p->mmproj || !*p->mmproj) return 0;
+    IWP_TRY(iwp_gguf_open(mmproj, p->mmproj, err));
+    rc = iwp_gguf_get_str(*mmproj, "general.architecture", &arch, err);
+    if (rc < 0) return iwp_err_prefix(err, rc, "%.200s", p->mmproj);
+    IWP_REQUIRE(strcmp(arch, "clip") == 0, err, IWP_EINVAL,
+                "%.200s: architecture '%.30s' is no vision tower; -mm wants the mmproj file",
+                p->mmproj, arch);
+    return 0;
+}
+
+int iwp_engine_open(iwp_engine **out, const struct iwp_engine_params *p, iwp_err *err) {
+    *out = NULL;
+    struct iwp_gguf *model = NULL, *mmproj = NULL;
+    int rc = 0;
+    struct iwp_engine *e = calloc(1, sizeof *e);
+    IWP_REQUIRE(e, err, IWP_ENOMEM, "out of memory");
+    pthread_mutex_init(&e->lock, NULL);
+    IWP_TRY_GOTO(open_files(p, &model, &mmproj, err));
+    const struct iwp_backend_params bp = {.n_thread = p->n_thread,
+                                          .n_gpu = p->n_gpu,
+                                          .rpc = p->rpc,
+                                          .plain_weights = p->plain_weights};
+    IWP_TRY_GOTO(iwp_backend_new(&e->b, &bp, err));
+    rc = iwp_decoder_load(&e->d, e->b, model, err);
+    if (rc < 0) {
+        rc = iwp_err_prefix(err, rc, "%.200s", p->model);
+        goto fail;
+    }
+    IWP_TRY_GOTO(iwp_sched_new(&e->sched, e->b, iwp_runner_max_nodes(&e->d), err));
+    if (!p->no_text) {
+        const struct iwp_prompter_params pp = {.backend = e->b,
+                                               .model = model,
+                                               .mmproj = mmproj,
+                                               .chat_template = p->chat_template,
+                                               .cache_bytes = p->cache_bytes};
+        IWP_TRY_GOTO(iwp_prompter_new(&e->prompter, &pp, err));
+    }
+    e->has_vision = mmproj != NULL;
+    iwp_gguf_free(model);
+    iwp_gguf_free(mmproj);
+    *out = e;
+    return 0;
+fail:
+    iwp_gguf_free(model);
+    iwp_gguf_free(mmproj);
+    iwp_engine_close(e);
+    return rc;
+}
+
+void iwp_engine_close(iwp_engine *e) {
+    if (!e) return;
+    iwp_prompter_free(e->prompter);
+    iwp_sched_free(e->sched);
+    iwp_decoder_free(&e->d);
+    iwp_backend_free(e->b);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}
+
+struct iwp_engine_info iwp_engine_info(const iwp_engine *e) {
+    const struct iwp_decoder *d = &e->d;
+    return (struct iwp_engine_info){
+        .name = d->name,
+        .arch = d->arch,
+        .file_type = d->file_type,
+        .n_params = d->n_params,
+        .n_layer = d->n_layer,
+        .d_model = d->d_model,
+        .n_head = d->n_head,
+        .n_head_kv = d->n_head_kv,
+        .d_head = d->d_head,
+        .n_vocab = d->n_vocab,
+        .n_ctx_train = d->n_ctx_train,
+        .n_thread = e->b->n_thread,
+        .has_vision = e->has_vision,
+        .weight_bytes = iwp_weights_bytes(d->weights) +
+                        (e->prompter ? iwp_prompter_weight_bytes(e->prompter) : 0),
+    };
+}
+
+int iwp_engine_token_text(const iwp_engine *e, int32_t id, char *buf, int cap) {
+    return e->prompter ? iwp_prompter_piece(e->prompter, id, buf, cap) : 0;
+}
+
+bool iwp_engine_token_is_end(const iwp_engine *e, int32_t id) {
+    return e->prompter && iwp_prompter_is_end(e->prompter, id);
+}
+
+void iwp_engine_set_cancel(iwp_engine *e, bool (*cancel)(void *ctx), void *ctx) {
+    iwp_backend_set_cancel(e->b, cancel, ctx);
+}
+
+/* ---- prompts ------------------------------------------------------------------------------------ */
+
+void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_params *prune) {
+    r->resize_keep = 0;
+    r->resize_tokens = 0;
+    r->tap_features = r->tap_qk = false;
+    r->tap_block = -1;
+    if (!prune) return;
+    const struct iwp_method_info *m = iwp_method_info(prune->method);
+    if (m->site == IWP_SITE_MEDIA) {
+        r->resize_keep = prune->budget.keep;
+        r->resize_tokens = prune->budget.n_keep;
+    }
+    struct iwp_need need[IWP_TENSOR_COUNT];
+    int n = iwp_params_needs(prune, 0, need, IWP_TENSOR_COUNT);
+    for (int i = 0; i < n; i++) {
+        r->tap_features |=
+            need[i].tensor == IWP_TENSOR_VIT_FEATURES || need[i].tensor == IWP_TENSOR_TEXT_EMBEDS;
+        r->tap_qk |= need[i].tensor == IWP_TENSOR_VIT_Q || need[i].tensor == IWP_TENSOR_VIT_K;
+    }
+    if (m->flags & IWP_METHOD_ENGINE_ONLY) r->tap_features = true; /* it projects encoder rows */
+}
+
+int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
+                      iwp_err *err) {
+    *out = NULL;
+    IWP_REQUIRE(e->prompter, err, IWP_ENOTSUP, "the engine was opened without its vocabulary");
+    struct iwp_prompt *p = calloc(1, sizeof *p);
+    IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
+    pthread_mutex_lock(&e->lock); /* the tower uses the same threads */
+    int rc = iwp_prompt_build(e->prompter, r, p, err);
+    pthread_mutex_unlock(&e->lock);
+    if (rc < 0) {
+        iwp_engine_prompt_free(p);
+        return rc;
+    }
+    *out = p;
+    return 0;
+}
+
+void iwp_engine_prompt_free(iwp_prompt *p) {
+    if (!p) return;
+    iwp_prompt_free(p);
+    free(p);
+}
+
+struct iwp_prompt_info iwp_prompt_info(const iwp_prompt *p) {
+    return (struct iwp_prompt_info){.n_token = p->n,
+                                    .n_visual = p->n_visual,
+                                    .n_image = p->n_image,
+                                    .ms_decode_image = p->ms_decode_image,
+                                    .ms_preprocess = p->ms_preprocess,
+                                    .ms_encode = p->ms_encode};
+}

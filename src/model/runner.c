@@ -1,0 +1,207 @@
+/* Rows through layers: see runner.h. */
+#include "model/runner.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+
+int32_t iwp_runner_max_nodes(const struct iwp_decoder *d) { return d->n_layer * 64 + 64; }
+
+/* Inputs are filled after the graph has memory: remembered until then. */
+struct input {
+    struct ggml_tensor *t;
+    int32_t n_past; /* masks */
+    const float *log_size;
+    const struct iwp_span *span; /* positions */
+};
+enum { MAX_INPUT = 512 };
+struct inputs {
+    struct input at[MAX_INPUT];
+    int32_t n;
+};
+
+static struct ggml_tensor *pos_input(const struct iwp_decoder *d, struct ggml_context *ctx,
+                                     struct inputs *in, const struct iwp_span *span, int32_t n) {
+    struct ggml_tensor *t =
+        ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t)n * (d->n_pos == 3 ? 4 : 1));
+    ggml_set_input(t);
+    in->at[in->n++] = (struct input){.t = t, .span = span};
+    return t;
+}
+
+static struct ggml_tensor *mask_input(struct ggml_context *ctx, struct inputs *in, bool flash,
+                                      int32_t n_past, int32_t n, const float *log_size) {
+    struct ggml_tensor *t =
+        ggml_new_tensor_2d(ctx, flash ? GGML_TYPE_F16 : GGML_TYPE_F32, n_past + n, n);
+    ggml_set_input(t);
+    in->at[in->n++] = (struct input){.t = t, .n_past = n_past, .log_size = log_size};
+    return t;
+}
+
+static int fill_pos(const struct iwp_decoder *d, const struct input *in, iwp_err *err) {
+    const int64_t total = in->t->ne[0], n = d->n_pos == 3 ? total / 4 : total;
+    int32_t *p = calloc((size_t)total, sizeof *p);
+    IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
+    for (int32_t r = 0; r < d->n_pos; r++)
+        memcpy(p + (size_t)r * (size_t)n, in->span->pos + (size_t)r * (size_t)in->span->stride,
+               (size_t)n * sizeof *p);
+    ggml_backend_tensor_set(in->t, p, 0, (size_t)total * sizeof *p);
+    free(p);
+    return 0;
+}
+
+static int fill_mask(const struct input *in, iwp_err *err) {
+    const int64_t n_kv = in->t->ne[0], n = in->t->ne[1];
+    const size_t count = (size_t)n_kv * (size_t)n;
+    float *m = malloc(count * sizeof *m);
+    IWP_REQUIRE(m, err, IWP_ENOMEM, "out of memory");
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n_kv; j++)
+            m[i * n_kv + j] =
+                j > in->n_past + i ? -INFINITY : (in->log_size ? in->log_size[j] : 0.0f);
+    if (in->t->type == GGML_TYPE_F32) {
+        ggml_backend_tensor_set(in->t, m, 0, count * sizeof *m);
+    } else {
+        ggml_fp16_t *h = malloc(count * sizeof *h);
+        if (!h) {
+            free(m);
+            return iwp_err_set(err, IWP_ENOMEM, "out of memory");
+        }
+        ggml_fp32_to_fp16_row(m, h, (int64_t)count);
+        ggml_backend_tensor_set(in->t, h, 0, count * sizeof *h);
+        free(h);
+    }
+    free(m);
+    return 0;
+}
+
+static int fill(const struct iwp_decoder *d, const struct inputs *in, iwp_err *err) {
+    for (int32_t i = 0; i < in->n; i++) {
+        if (in->at[i].span)
+            IWP_TRY(fill_pos(d, &in->at[i], err));
+        else
+            IWP_TRY(fill_mask(&in->at[i], err));
+    }
+    return 0;
+}
+
+/* Kept after the graph ran; a view keeps what it looks at. */
+static void set_output(struct ggml_tensor *t) {
+    ggml_set_output(t);
+    if (t->view_src) ggml_set_output(t->view_src);
+}
+
+int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp_err *err) {
+    const struct iwp_decoder *d = r->d;
+    const size_t bytes = (size_t)run->n * (size_t)d->d_model * sizeof(float);
+    struct ggml_context *ctx;
+    struct ggml_cgraph *graph;
+    struct inputs *in = calloc(1, sizeof *in);
+    IWP_REQUIRE(in, err, IWP_ENOMEM, "out of memory");
+    int rc = 0;
+    IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
+    struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, run->n), *x = x0;
+    struct ggml_tensor *tap = NULL, *logits = NULL;
+    ggml_set_input(x0);
+    struct iwp_decoder_attn attn = {.flash = r->flash};
+    int32_t seen_past = -1;
+    const float *seen_size = NULL;
+    for (int32_t i = 0; i < run->n_span; i++) {
+        const struct iwp_span *s = &run->span[i];
+        struct ggml_tensor *pos = pos_input(d, ctx, in, s, run->n);
+        for (int32_t l = s->l0; l < s->l1; l++) {
+            const struct iwp_kv_layer *kv = &r->kv->layer[l];
+            if (l == run->tap_layer) {
+                tap = x;
+                if (x != x0) set_output(x);
+            }
+            if (kv->n != seen_past || kv->log_size != seen_size) {
+                if (in->n >= MAX_INPUT - 2) IWP_FAIL(err, IWP_EINTERNAL, "too many masks");
+                seen_past = kv->n;
+                seen_size = kv->log_size;
+                attn.mask = run->n == 1 && !kv->log_size
+                                ? NULL
+                                : mask_input(ctx, in, r->flash, kv->n, run->n, kv->log_size);
+            }
+            const bool top = l == d->n_layer - 1;
+            x = iwp_decoder_build_layer(d, ctx, graph, l, x, pos, kv, kv->n, &attn,
+                                        !top          ? 0
+                                        : run->logits ? 1
+                                                      : -1);
+        }
+    }
+    if (run->logits) {
+        logits = iwp_decoder_build_logits(d, ctx, x);
+        ggml_set_output(logits);
+        ggml_build_forward_expand(graph, logits);
+    } else if (x) {
+        set_output(x);
+        ggml_build_forward_expand(graph, x);
+    }
+    IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
+    ggml_backend_tensor_set(x0, run->rows, 0, bytes);
+    IWP_TRY_GOTO(fill(d, in, err));
+    if (tap == x0) {
+        memcpy(run->tap, run->rows, bytes);
+        tap = NULL;
+    }
+    IWP_TRY_GOTO(iwp_sched_compute(r->sched, err));
+    if (tap) ggml_backend_tensor_get(tap, run->tap, 0, bytes);
+    if (logits)
+        ggml_backend_tensor_get(logits, run->logits, 0, (size_t)d->n_vocab * sizeof(float));
+    else if (x)
+        ggml_backend_tensor_get(x, run->rows, 0, bytes);
+    for (int32_t i = 0; i < run->n_span; i++)
+        for (int32_t l = run->span[i].l0; l < run->span[i].l1; l++) r->kv->layer[l].n += run->n;
+fail:
+    free(in);
+    return rc < 0 ? rc : 0;
+}
+
+static void want(struct ggml_cgraph *graph, struct ggml_tensor *t, const float *to) {
+    if (!to) return;
+    set_output(t);
+    ggml_build_forward_expand(graph, t);
+}
+
+static void take(struct ggml_tensor *t, float *to) {
+    if (to) ggml_backend_tensor_get(t, to, 0, ggml_nbytes(t));
+}
+
+int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float *rows,
+                   const struct iwp_span *span, const struct iwp_taps *out, iwp_err *err) {
+    const struct iwp_decoder *d = r->d;
+    struct ggml_context *ctx;
+    struct ggml_cgraph *graph;
+    struct inputs *in = calloc(1, sizeof *in);
+    IWP_REQUIRE(in, err, IWP_ENOMEM, "out of memory");
+    int rc = 0;
+    IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
+    struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n);
+    ggml_set_input(x);
+    struct ggml_tensor *pos = pos_input(d, ctx, in, span, n);
+    const bool roped = out->q_rope || out->k_rope;
+    struct iwp_decoder_qkv o =
+        iwp_decoder_build_qkv(d, ctx, l, x, pos, out->q != NULL || out->q_rope != NULL);
+    want(graph, o.q, out->q);
+    want(graph, o.q_rope, out->q_rope);
+    want(graph, o.k, out->k);
+    want(graph, o.k_rope, out->k_rope);
+    want(graph, o.v, out->v);
+    if (ggml_graph_n_nodes(graph) == 0) goto fail;
+    if (!roped) in->n = 0; /* no rotary node: the positions have no memory */
+    IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
+    ggml_backend_tensor_set(x, rows, 0, (size_t)n * (size_t)d->d_model * sizeof(float));
+    IWP_TRY_GOTO(fill(d, in, err));
+    IWP_TRY_GOTO(iwp_sched_compute(r->sched, err));
+    take(o.q, out->q);
+    take(o.q_rope, out->q_rope);
+    take(o.k, out->k);
+    take(o.k_rope, out->k_rope);
+    take(o.v, out->v);
+fail:
+    free(in);
+    return rc < 0 ? rc : 0;
+}

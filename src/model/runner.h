@@ -1,0 +1,45 @@
+/* Runs rows of the residual stream, held on the host, through ranges of layers: builds the graph, feeds
+ * inputs and masks, computes, brings results back, advances the cache.  One call is one graph. */
+#ifndef IWP_MODEL_RUNNER_H
+#define IWP_MODEL_RUNNER_H
+
+#include "model/decoder.h"
+
+struct iwp_runner {
+    const struct iwp_decoder *d;
+    struct iwp_kv *kv;
+    struct iwp_sched *sched;
+    bool flash;
+};
+
+/* Layers that see the rows at the same positions. */
+struct iwp_span {
+    int32_t l0, l1;     /* layers [l0, l1) */
+    const int32_t *pos; /* [n_pos][stride] of the first row */
+    int32_t stride;
+};
+
+struct iwp_run {
+    int32_t n;                   /* rows */
+    float *rows;                 /* [n][D] in; out unless the last layer was run */
+    const struct iwp_span *span; /* consecutive */
+    int32_t n_span;
+    float *logits;     /* [V] of the last row, or NULL; only with the last layer */
+    int32_t tap_layer; /* -1, or: the residual at the input of this layer goes to … */
+    float *tap;        /* … [n][D] */
+};
+/* The cache must have room (iwp_kv_reserve); its lengths grow by n in every layer that is run. */
+int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp_err *err);
+
+/* q, k, v of layer l for n rows, nothing cached.  NULL: not wanted. */
+struct iwp_taps {
+    float *q, *q_rope;     /* [n][H][d] */
+    float *k, *k_rope, *v; /* [n][G][d] */
+};
+int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float *rows,
+                   const struct iwp_span *span, const struct iwp_taps *out, iwp_err *err);
+
+/* Nodes a graph of this decoder may have. */
+int32_t iwp_runner_max_nodes(const struct iwp_decoder *d);
+
+#endif

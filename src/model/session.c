@@ -1,0 +1,558 @@
+/* One timeline over a model: see iwp/engine.h and session.h. */
+#include "model/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/hash.h"
+
+struct iwp_session_params iwp_session_default_params(void) {
+    return (struct iwp_session_params){.n_chunk = 512, .reserve = 256};
+}
+
+static enum ggml_type kv_type(enum iwp_kv_type t) {
+    return t == IWP_KV_F32 ? GGML_TYPE_F32 : t == IWP_KV_Q8_0 ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+}
+
+int iwp_session_new(iwp_session **out, iwp_engine *e, const struct iwp_session_params *p,
+                    iwp_err *err) {
+    *out = NULL;
+    const struct iwp_decoder *d = &e->d;
+    const enum ggml_type tk = kv_type(p->type_k), tv = kv_type(p->type_v);
+    IWP_REQUIRE(d->d_head % ggml_blck_size(tk) == 0, err, IWP_ENOTSUP,
+                "-ctk %s: heads of %d do not fit its blocks of %d", ggml_type_name(tk), d->d_head,
+                (int)ggml_blck_size(tk));
+    IWP_REQUIRE(d->d_head % ggml_blck_size(tv) == 0, err, IWP_ENOTSUP,
+                "-ctv %s: heads of %d do not fit its blocks of %d", ggml_type_name(tv), d->d_head,
+                (int)ggml_blck_size(tv));
+    IWP_REQUIRE(p->n_chunk >= 1 && p->n_chunk <= 1 << 16, err, IWP_EINVAL,
+                "-ub %d: a chunk has 1 to 65536 rows", p->n_chunk);
+    struct iwp_session *s = calloc(1, sizeof *s);
+    IWP_REQUIRE(s, err, IWP_ENOMEM, "out of memory");
+    s->e = e;
+    s->sp = *p;
+    if (s->sp.n_ctx <= 0) s->sp.n_ctx = d->n_ctx_train;
+    if (s->sp.reserve < 16) s->sp.reserve = 16;
+    s->want_mark = s->mark_layer = s->dump_layer = -1;
+    int rc = iwp_kv_init(&s->kv, e->b, d->n_layer, d->n_head_kv * d->d_head, tk, tv, err);
+    s->logits = malloc((size_t)d->n_vocab * sizeof *s->logits);
+    if (rc >= 0 && !s->logits) rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    if (rc < 0) {
+        iwp_session_free(s);
+        return rc;
+    }
+    /* The f32 cache is for exactness, and the plain product is the reference. */
+    const bool flash = p->flash == IWP_FLASH_ON ||
+                       (p->flash == IWP_FLASH_AUTO && (tk != GGML_TYPE_F32 || tv != GGML_TYPE_F32));
+    s->runner = (struct iwp_runner){&e->d, &s->kv, e->sched, flash};
+    *out = s;
+    return 0;
+}
+
+static void forget_run(struct iwp_session *s) {
+    iwp_stream_free(&s->rows);
+    iwp_gathered_free(&s->got);
+    iwp_gathered_free(&s->dump);
+    free(s->dump_h);
+    free(s->state);
+    free(s->keep);
+    free(s->scores);
+    s->dump_h = NULL;
+    s->state = NULL;
+    s->keep = NULL;
+    s->scores = NULL;
+    s->has_scores = s->has_logits = s->running = false;
+    s->n_fed = 0;
+    s->n_segment = 0;
+    s->dump_layer = -1;
+}
+
+static void forget_reuse(struct iwp_session *s) {
+    free(s->old_id);
+    free(s->old_pos);
+    free(s->old_hash);
+    free(s->mark);
+    s->old_id = NULL;
+    s->old_pos = NULL;
+    s->old_hash = NULL;
+    s->mark = NULL;
+    s->n_old = s->n_mark = s->full_layers = 0;
+    s->mark_layer = -1;
+}
+
+void iwp_session_free(iwp_session *s) {
+    if (!s) return;
+    forget_run(s);
+    forget_reuse(s);
+    iwp_kv_free(&s->kv);
+    free(s->fed);
+    free(s->logits);
+    free(s);
+}
+
+void iwp_session_keep_mark(iwp_session *s, int32_t layer) { s->want_mark = layer; }
+
+/* ---- what of the last prompt can be used again -------------------------------------------------- */
+
+static uint64_t row_hash(const struct iwp_session *s, const struct iwp_prompt *p, int32_t visual) {
+    if (visual < 0) return 0;
+    const size_t d = (size_t)s->e->d.d_model;
+    const float *x = p->visual + (size_t)visual * d;
+    uint64_t h = IWP_FNV64_INIT; /* by words: a prompt has millions of them */
+    for (size_t i = 0; i < d; i++) {
+        uint32_t w;
+        memcpy(&w, x + i, sizeof w);
+        h = (h ^ w) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 29;
+    }
+    return h | 1;
+}
+
+/* Rows that begin both prompts: same ids, positions and visual rows. */
+static int32_t common_rows(const struct iwp_session *s, const struct iwp_prompt *p,
+                           const int32_t *visual) {
+    if (s->n_old_pos != p->n_pos) return 0;
+    int32_t i = 0;
+    for (; i < p->n && i < s->n_old; i++) {
+        if (s->old_id[i] != p->id[i] || s->old_hash[i] != row_hash(s, p, visual[i])) break;
+        bool same = true;
+        for (int32_t r = 0; r < p->n_pos; r++)
+            same = same && s->old_pos[(size_t)r * (size_t)s->n_old + (size_t)i] ==
+                               p->pos[(size_t)r * (size_t)p->n + (size_t)i];
+        if (!same) break;
+    }
+    return i;
+}
+
+static int remember_prompt(struct iwp_session *s, const struct iwp_prompt *p, const int32_t *visual,
+                           iwp_err *err) {
+    const size_t n = (size_t)p->n, np = (size_t)p->n_pos;
+    int32_t *id = malloc(n * sizeof *id);
+    int64_t *pos = malloc(n * np * sizeof *pos);
+    uint64_t *hash = malloc(n * sizeof *hash);
+    if (!id || !pos || !hash) {
+        free(id);
+        free(pos);
+        free(hash);
+        return iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    }
+    memcpy(id, p->id, n * sizeof *id);
+    memcpy(pos, p->pos, n * np * sizeof *pos);
+    for (size_t i = 0; i < n; i++) hash[i] = row_hash(s, p, visual[i]);
+    free(s->old_id);
+    free(s->old_pos);
+    free(s->old_hash);
+    s->old_id = id;
+    s->old_pos = pos;
+    s->old_hash = hash;
+    s->n_old = p->n;
+    s->n_old_pos = p->n_pos;
+    return 0;
+}
+
+/* Whole chunks only: then the numbers are those of a run from the start.  The last row is always run. */
+static int32_t reusable_rows(const struct iwp_session *s, const struct iwp_prompt *p,
+                             const int32_t *visual) {
+    const int32_t mark = iwp_session_mark_at(s), L = s->e->d.n_layer;
+    const bool same_mark = mark > 0 && mark == s->mark_layer;
+    const bool all_layers = mark < 0 && s->n_stage == 0 && s->full_layers == L;
+    if (!same_mark && !all_layers) return 0;
+    int32_t n = common_rows(s, p, visual);
+    if (same_mark && n > s->n_mark) n = s->n_mark;
+    if (n > p->n - 1) n = p->n - 1;
+    return n / s->sp.n_chunk * s->sp.n_chunk;
+}
+
+/* ---- begin -------------------------------------------------------------------------------------- */
+
+static int set_method(struct iwp_session *s, const struct iwp_params *prune, iwp_err *err) {
+    s->pruned = prune != NULL;
+    s->n_stage = 0;
+    if (!prune) return 0;
+    s->prune = *prune;
+    const struct iwp_method_info *m = iwp_method_info(prune->method);
+    /* Pictures were shrunk before they came here; without visual tokens there is nothing to do. */
+    if (m->site == IWP_SITE_MEDIA || s->p->n_visual == 0) return 0;
+    struct iwp_plan_shape shape = {.n_layer = s->e->d.n_layer, .n_visual = s->p->n_visual};
+    for (int32_t i = 0; i < s->p->n; i++) shape.n_separator += s->p->code[i] == IWP_CODE_SEPARATOR;
+    int n = iwp_plan(prune, &shape, s->stage, IWP_STAGE_MAX, err);
+    IWP_TRY(n);
+    s->n_stage = n;
+    return 0;
+}
+
+static int start_stats(struct iwp_session *s, iwp_err *err) {
+    const struct iwp_prompt *p = s->p;
+    memset(&s->st, 0, sizeof s->st);
+    s->st.n_prompt = p->n;
+    s->st.n_visual = s->st.n_kept = p->n_visual;
+    s->keep = malloc(((size_t)p->n_visual + 1) * sizeof *s->keep);
+    s->scores = calloc((size_t)p->n_visual + 1, sizeof *s->scores);
+    IWP_REQUIRE(s->keep && s->scores, err, IWP_ENOMEM, "out of memory");
+    for (int32_t i = 0; i < p->n_visual; i++) s->keep[i] = i;
+    return 0;
+}
+
+static int check_length(const struct iwp_session *s, const struct iwp_prompt *p, iwp_err *err) {
+    IWP_REQUIRE(p->n < s->sp.n_ctx, err, IWP_EINVAL,
+                "the prompt has %d tokens, the context holds %d: raise -c or give less (pictures: "
+                "--image-max-tokens)",
+                p->n, s->sp.n_ctx);
+    return 0;
+}
+
+/* --reselect off: the new prompt goes on where the old one and its answer ended; nothing is run again. */
+static bool continues(const struct iwp_session *s, const struct iwp_prompt *p,
+                      const int32_t *visual) {
+    if (!s->sp.no_reselect || s->n_segment == 0 || s->running || s->n_old == 0) return false;
+    const int32_t n = s->n_old + s->n_fed;
+    if (p->n <= n || common_rows(s, p, visual) < s->n_old) return false;
+    for (int32_t i = 0; i < s->n_fed; i++)
+        if (p->id[s->n_old + i] != s->fed[i] || visual[s->n_old + i] >= 0) return false;
+    return true;
+}
+
+static int begin_continued(struct iwp_session *s, struct iwp_stream *rows, iwp_err *err) {
+    const struct iwp_prompt *p = s->p;
+    const int32_t done = s->n_old + s->n_fed;
+    int32_t kept = s->st.n_kept, *old_keep = s->keep, old_visual = s->st.n_visual;
+    struct iwp_session_stage stages[IWP_STAGE_MAX];
+    const int32_t n_stage = s->st.n_stage;
+    memcpy(stages, s->st.stage, sizeof stages);
+    s->keep = NULL;
+    free(s->scores);
+    s->scores = NULL;
+    s->has_scores = false;
+    int rc = start_stats(s, err);
+    if (rc >= 0) {
+        memcpy(s->keep, old_keep, (size_t)kept * sizeof *s->keep);
+        for (int32_t i = old_visual; i < p->n_visual; i++) s->keep[kept++] = i;
+        s->st.n_kept = kept;
+        s->st.n_stage = n_stage;
+        memcpy(s->st.stage, stages, sizeof stages);
+        s->st.n_reused = done;
+    }
+    free(old_keep);
+    IWP_TRY(rc);
+    iwp_stream_free(&s->rows);
+    s->rows = *rows;
+    memset(rows, 0, sizeof *rows);
+    for (int32_t i = 0; i < s->n_segment; i++) {
+        s->segment[i].n_rows += p->n - s->n_old;
+        s->segment[i].next_pos += s->n_fed; /* renumbered ones count on from here */
+    }
+    s->n_step = 1;
+    s->step[0] = (struct iwp_step){.kind = IWP_STEP_RUN, .l0 = -1, .l1 = 0, .first = done};
+    s->at_step = 0;
+    s->at_row = 0;
+    s->n_fed = 0;
+    s->running = true;
+    s->has_logits = false;
+    free(s->mark);
+    s->mark = NULL;
+    s->mark_layer = -1;
+    s->n_mark = 0;
+    return 0;
+}
+
+int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_params *prune,
+                      iwp_err *err) {
+    IWP_TRY(check_length(s, p, err));
+    struct iwp_stream rows;
+    IWP_TRY(iwp_stream_init(&rows, &s->e->d, p, err));
+    int rc = 0;
+    int32_t *visual = NULL;
+    if (continues(s, p, rows.visual)) {
+        s->p = p;
+        visual = malloc((size_t)p->n * sizeof *visual);
+        if (!visual) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+        memcpy(visual, rows.visual, (size_t)p->n * sizeof *visual);
+        IWP_TRY_GOTO(begin_continued(s, &rows, err));
+        IWP_TRY_GOTO(remember_prompt(s, p, visual, err));
+        free(visual);
+        return 0;
+    }
+    forget_run(s);
+    s->p = p;
+    s->rows = rows;
+    memset(&rows, 0, sizeof rows);
+    IWP_TRY_GOTO(set_method(s, prune, err));
+    IWP_TRY_GOTO(start_stats(s, err));
+    const int32_t reuse = reusable_rows(s, p, s->rows.visual);
+    if (reuse == 0) forget_reuse(s);
+    IWP_TRY_GOTO(remember_prompt(s, p, s->rows.visual, err));
+    const int32_t mark = iwp_session_mark_at(s);
+    for (int32_t l = 0; l < s->e->d.n_layer; l++)
+        iwp_kv_truncate(&s->kv, l, mark < 0 || l < mark ? reuse : 0);
+    if (reuse > 0 && mark > 0) /* rows at the mark that need not be run up to it */
+        memcpy(s->rows.h, s->mark, (size_t)reuse * (size_t)s->rows.d * sizeof(float));
+    s->st.n_reused = reuse;
+    IWP_TRY_GOTO(iwp_session_plan(s, 0, reuse, err));
+    s->running = true;
+    return 0;
+fail:
+    free(visual);
+    iwp_stream_free(&rows);
+    forget_run(s);
+    forget_reuse(s);
+    for (int32_t l = 0; l < s->e->d.n_layer; l++) iwp_kv_truncate(&s->kv, l, 0);
+    return rc;
+}
+
+int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_params *prune,
+                       iwp_err *err) {
+    IWP_REQUIRE(s->p, err, IWP_EINVAL, "rewind: the session has no prompt");
+    IWP_REQUIRE(layer == 0 || (layer == s->mark_layer && s->n_mark == s->p->n), err, IWP_EINVAL,
+                "rewind: no state of layer %d was kept", layer);
+    const struct iwp_prompt *p = s->p;
+    int rc = 0;
+    forget_run(s);
+    s->p = p;
+    IWP_TRY_GOTO(iwp_stream_init(&s->rows, &s->e->d, p, err));
+    IWP_TRY_GOTO(set_method(s, prune, err));
+    IWP_TRY_GOTO(start_stats(s, err));
+    if (layer > 0) {
+        memcpy(s->rows.h, s->mark, (size_t)p->n * (size_t)s->rows.d * sizeof(float));
+        s->st.n_reused = p->n;
+        s->segment[0] = (struct iwp_segment){0, layer, p->n, s->rows.next_pos, false};
+        s->n_segment = 1;
+    }
+    for (int32_t l = 0; l < s->e->d.n_layer; l++) iwp_kv_truncate(&s->kv, l, l < layer ? p->n : 0);
+    IWP_TRY_GOTO(iwp_session_plan(s, layer, 0, err));
+    s->running = true;
+    return 0;
+fail:
+    forget_run(s);
+    return rc;
+}
+
+/* ---- steps -------------------------------------------------------------------------------------- */
+
+/* The layers of a RUN now hold s->rows. */
+static void note_segment(struct iwp_session *s, int32_t l0, int32_t l1) {
+    struct iwp_segment *g = s->n_segment ? &s->segment[s->n_segment - 1] : NULL;
+    if (g && g->l1 == l0 && g->n_rows == s->rows.n && g->renumbered == s->rows.renumbered) {
+        g->l1 = l1;
+        return;
+    }
+    s->segment[s->n_segment++] =
+        (struct iwp_segment){l0, l1, s->rows.n, s->rows.next_pos, s->rows.renumbered};
+}
+
+static int make_room(struct iwp_session *s, int32_t l0, int32_t l1, int32_t n, iwp_err *err) {
+    for (int32_t l = l0; l < l1; l++) {
+        if (s->kv.layer[l].cap >= n && s->kv.layer[l].n > 0) continue;
+        IWP_TRY(iwp_kv_reserve(&s->kv, l, n + s->sp.reserve, err));
+    }
+    return 0;
+}
+
+static int run_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *err) {
+    const int32_t L = s->e->d.n_layer, d = s->rows.d;
+    if (s->at_row == 0) {
+        s->at_row = t->first;
+        note_segment(s, t->l0, t->l1);
+        IWP_TRY(make_room(s, t->l0, t->l1, s->rows.n, err));
+        for (int32_t l = t->l0; l < t->l1; l++)
+            IWP_TRY(iwp_kv_set_log_size(&s->kv, l, 0, s->rows.n, s->rows.log_size, err));
+    }
+    const int32_t i = s->at_row, left = s->rows.n - i;
+    const int32_t n = left < s->sp.n_chunk ? left : s->sp.n_chunk;
+    const bool end = n == left;
+    const struct iwp_span span = {t->l0, t->l1, s->rows.pos + i, s->rows.n};
+    struct iwp_run run = {.n = n,
+                          .rows = s->rows.h + (size_t)i * (size_t)d,
+                          .span = &span,
+                          .n_span = 1,
+                          .logits = end && t->l1 == L ? s->logits : NULL,
+                          .tap_layer = -1};
+    if (t->l0 < t->l1) IWP_TRY(iwp_runner_layers(&s->runner, &run, err));
+    s->at_row += n;
+    return end;
+}
+
+/* Positions of new rows in a segment: the prompt's own, or counted on in a renumbered one. */
+static void segment_positions(const struct iwp_session *s, const struct iwp_segment *g,
+                              int32_t first, int32_t n, int32_t *pos) {
+    for (int32_t r = 0; r < s->rows.n_pos; r++)
+        for (int32_t k = 0; k < n; k++)
+            pos[(size_t)r * (size_t)n + (size_t)k] =
+                g->renumbered ? g->next_pos + first - s->step[0].first + k
+                              : s->rows.pos[(size_t)r * (size_t)s->rows.n + (size_t)(first + k)];
+}
+
+/* New rows of a continued prompt through all layers, each with its own cache length. */
+static int continue_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *err) {
+    const int32_t np = s->rows.n_pos;
+    if (s->at_row == 0) s->at_row = t->first;
+    const int32_t i = s->at_row, left = s->rows.n - i;
+    const int32_t n = left < s->sp.n_chunk ? left : s->sp.n_chunk;
+    const bool end = n == left;
+    struct iwp_span span[IWP_STAGE_MAX + 2];
+    int32_t *pos = malloc((size_t)s->n_segment * (size_t)np * (size_t)n * sizeof *pos);
+    IWP_REQUIRE(pos, err, IWP_ENOMEM, "out of memory");
+    int rc = 0;
+    for (int32_t g = 0; g < s->n_segment; g++) {
+        const struct iwp_segment *e = &s->segment[g];
+        int32_t *at = pos + (size_t)g * (size_t)np * (size_t)n;
+        segment_positions(s, e, i, n, at);
+        span[g] = (struct iwp_span){e->l0, e->l1, at, n};
+        for (int32_t l = e->l0; l < e->l1; l++)
+            if (s->kv.layer[l].n + n > s->kv.layer[l].cap)
+                IWP_TRY_GOTO(
+                    iwp_kv_reserve(&s->kv, l, s->kv.layer[l].n + left + s->sp.reserve, err));
+    }
+    struct iwp_run run = {.n = n,
+                          .rows = s->rows.h + (size_t)i * (size_t)s->rows.d,
+                          .span = span,
+                          .n_span = s->n_segment,
+                          .logits = end ? s->logits : NULL,
+                          .tap_layer = -1};
+    IWP_TRY_GOTO(iwp_runner_layers(&s->runner, &run, err));
+    s->at_row += n;
+    rc = end;
+    for (int32_t g = 0; end && g < s->n_segment; g++) {
+        struct iwp_segment *e = &s->segment[g];
+        e->next_pos = e->renumbered ? e->next_pos + s->rows.n - t->first : s->rows.next_pos;
+    }
+fail:
+    free(pos);
+    return rc;
+}
+
+static int take_mark(struct iwp_session *s, const struct iwp_step *t, iwp_err *err) {
+    const size_t bytes = (size_t)s->rows.n * (size_t)s->rows.d * sizeof(float);
+    float *m = realloc(s->mark, bytes);
+    IWP_REQUIRE(m, err, IWP_ENOMEM, "out of memory");
+    s->mark = m;
+    memcpy(m, s->rows.h, bytes);
+    s->mark_layer = t->l0;
+    s->n_mark = s->rows.n;
+    return 0;
+}
+
+static void finish(struct iwp_session *s) {
+    s->running = false;
+    s->has_logits = true;
+    s->full_layers = s->n_stage == 0 ? s->e->d.n_layer : iwp_session_low(s);
+    s->st.kv_bytes = iwp_kv_used_bytes(&s->kv);
+    s->st.kv_bytes_full = iwp_kv_row_bytes(&s->kv) * (size_t)s->e->d.n_layer * (size_t)s->p->n;
+    iwp_session_count_flops(s);
+}
+
+static int one_step(struct iwp_session *s, iwp_err *err) {
+    const struct iwp_step *t = &s->step[s->at_step];
+    int rc = 0;
+    switch (t->kind) {
+    case IWP_STEP_RUN: rc = t->l0 < 0 ? continue_chunk(s, t, err) : run_chunk(s, t, err); break;
+    case IWP_STEP_MARK: rc = take_mark(s, t, err); break;
+    case IWP_STEP_PREV: rc = iwp_session_prev(s, t, err); break;
+    case IWP_STEP_QKV: rc = iwp_session_qkv(s, t, err); break;
+    case IWP_STEP_CUT: rc = iwp_session_cut(s, t, err); break;
+    }
+    IWP_TRY(rc);
+    if (t->kind == IWP_STEP_RUN && rc == 0) return 0; /* more chunks */
+    s->at_step++;
+    s->at_row = 0;
+    if (s->at_step == s->n_step) finish(s);
+    return 0;
+}
+
+int iwp_session_step(iwp_session *s, iwp_err *err) {
+    IWP_REQUIRE(s->p, err, IWP_EINVAL, "step: the session has no prompt");
+    if (!s->running) return 0;
+    const double t0 = iwp_clock_ms();
+    pthread_mutex_lock(&s->e->lock);
+    int rc = one_step(s, err);
+    pthread_mutex_unlock(&s->e->lock);
+    s->st.ms_prefill += iwp_clock_ms() - t0;
+    if (rc < 0) {
+        forget_run(s);
+        forget_reuse(s);
+        for (int32_t l = 0; l < s->e->d.n_layer; l++) iwp_kv_truncate(&s->kv, l, 0);
+        return rc;
+    }
+    return s->running;
+}
+
+const float *iwp_session_logits(const iwp_session *s) { return s->has_logits ? s->logits : NULL; }
+
+struct iwp_session_stats iwp_session_stats(const iwp_session *s) {
+    struct iwp_session_stats st = s->st;
+    st.keep = s->keep;
+    st.scores = s->has_scores ? s->scores : NULL;
+    st.n_generated = s->n_fed;
+    return st;
+}
+
+/* ---- tokens ------------------------------------------------------------------------------------- */
+
+static int feed(struct iwp_session *s, int32_t token, iwp_err *err) {
+    const struct iwp_decoder *d = &s->e->d;
+    if (s->n_fed == s->cap_fed) {
+        int32_t cap = s->cap_fed ? 2 * s->cap_fed : 64;
+        int32_t *p = realloc(s->fed, (size_t)cap * sizeof *p);
+        IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
+        s->fed = p;
+        s->cap_fed = cap;
+    }
+    float *row = malloc((size_t)d->d_model * sizeof *row);
+    IWP_REQUIRE(row, err, IWP_ENOMEM, "out of memory");
+    int rc = 0;
+    iwp_weights_row(d->embed, token, row);
+    struct iwp_span span[IWP_STAGE_MAX + 2];
+    int32_t pos[(IWP_STAGE_MAX + 2) * 3];
+    for (int32_t g = 0; g < s->n_segment; g++) {
+        const struct iwp_segment *e = &s->segment[g];
+        for (int32_t r = 0; r < 3; r++) pos[3 * g + r] = e->next_pos + s->n_fed;
+        span[g] = (struct iwp_span){e->l0, e->l1, pos + 3 * g, 1};
+        for (int32_t l = e->l0; l < e->l1; l++)
+            if (s->kv.layer[l].n + 1 > s->kv.layer[l].cap)
+                IWP_TRY_GOTO(iwp_kv_reserve(&s->kv, l, s->kv.layer[l].n + s->sp.reserve, err));
+    }
+    struct iwp_run run = {.n = 1,
+                          .rows = row,
+                          .span = span,
+                          .n_span = s->n_segment,
+                          .logits = s->logits,
+                          .tap_layer = -1};
+    IWP_TRY_GOTO(iwp_runner_layers(&s->runner, &run, err));
+    s->fed[s->n_fed++] = token;
+    s->has_logits = true;
+fail:
+    free(row);
+    return rc < 0 ? rc : 0;
+}
+
+int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err) {
+    IWP_REQUIRE(s->p && !s->running && s->n_segment > 0, err, IWP_EINVAL,
+                "feed: the prompt has not been run");
+    IWP_REQUIRE(token >= 0 && token < s->e->d.n_vocab, err, IWP_EINVAL, "feed: no token has id %d",
+                token);
+    IWP_REQUIRE(s->p->n + s->n_fed < s->sp.n_ctx, err, IWP_EINVAL,
+                "the context of %d tokens is full", s->sp.n_ctx);
+    const double t0 = iwp_clock_ms();
+    pthread_mutex_lock(&s->e->lock);
+    int rc = feed(s, token, err);
+    pthread_mutex_unlock(&s->e->lock);
+    s->st.ms_decode += iwp_clock_ms() - t0;
+    return rc;
+}
+
+int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
+    for (int32_t i = 0; i < n; i++) IWP_TRY(iwp_session_feed(s[i], token[i], err));
+    return 0;
+}
+
+int iwp_session_forget(iwp_session *s, int32_t n, iwp_err *err) {
+    IWP_REQUIRE(n >= 0 && n <= s->n_fed, err, IWP_EINVAL, "forget: %d of %d tokens", n, s->n_fed);
+    if (n == s->n_fed) return 0;
+    for (int32_t g = 0; g < s->n_segment; g++)
+        for (int32_t l = s->segment[g].l0; l < s->segment[g].l1; l++)
+            iwp_kv_truncate(&s->kv, l, s->segment[g].n_rows + n);
+    s->n_fed = n;
+    s->has_logits = false;
+    return 0;
+}
