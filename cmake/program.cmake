@@ -14,7 +14,13 @@ configure_file(${CMAKE_SOURCE_DIR}/src/cli/version.h.in ${CMAKE_BINARY_DIR}/gene
 # Commands are a library so that tests can call their parts; main.c is the rest.
 file(GLOB cli_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cli/*.c)
 list(REMOVE_ITEM cli_files ${CMAKE_SOURCE_DIR}/src/cli/main.c)
+if(NOT IWP_ENGINE)
+  list(FILTER cli_files EXCLUDE REGEX "/(cmd_run|run_[a-z]+|engine_args|bench_prefill)\\.c$")
+endif()
 add_library(iwp_cli STATIC ${cli_files})
+if(IWP_ENGINE)
+  target_compile_definitions(iwp_cli PUBLIC IWP_HAVE_ENGINE)
+endif()
 target_include_directories(iwp_cli PUBLIC ${CMAKE_BINARY_DIR}/generated ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
 target_link_libraries(iwp_cli PRIVATE iwp_flags PUBLIC iwp_server iwp_eval iwp_convert iwp_view
   $<TARGET_NAME_IF_EXISTS:iwp_model> iwp_media iwp_prune iwp_io iwp_kern iwp_base ${CMAKE_DL_LIBS})

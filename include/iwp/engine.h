@@ -206,6 +206,9 @@ struct iwp_session_stats {
 };
 IWP_API struct iwp_session_stats iwp_session_stats(const iwp_session *s);
 
+/* Writes what the last run computed (session with keep_tensors, prompt with dump) as safetensors. */
+IWP_API int iwp_session_dump(const iwp_session *s, const char *path, iwp_err *err);
+
 /* ---- Sampling and whole answers -------------------------------------------------------------- */
 
 typedef struct iwp_sampler iwp_sampler;

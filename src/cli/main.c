@@ -17,6 +17,9 @@ static const struct entry {
     const char *name, *summary;
     int (*run)(int argc, char **argv);
 } commands[] = {
+#ifdef IWP_HAVE_ENGINE
+    {"run", "answer a question about images or a video; chat when no -p is given", iwp_cmd_run},
+#endif
     {"select", "run a pruning method on tensors from a file, no model needed", iwp_cmd_select},
     {"inspect", "what is in a model file or folder, and does iwp run it", iwp_cmd_inspect},
     {"convert", "Hugging Face folder to GGUF; a GGUF to another type", iwp_cmd_convert},

@@ -16,7 +16,7 @@
 
 /* What the CPU backend offers beyond the general interface; each may be missing in another build. */
 struct cpu_calls {
-    ggml_backend_set_n_threads_t set_n_threads;
+    ggml_backend_set_n_threads_t set_n_threads; /* not more than the pool has */
     ggml_backend_dev_get_extra_bufts_t extra_bufts;
     ggml_backend_set_abort_callback_t set_abort;
     struct ggml_threadpool *(*pool_new)(struct ggml_threadpool_params *);
@@ -266,6 +266,12 @@ void iwp_backend_set_cancel(struct iwp_backend *b, bool (*cancel)(void *ctx), vo
     struct priv *v = b->priv;
     v->cancel = cancel;
     v->cancel_ctx = ctx;
+}
+
+void iwp_backend_size_threads(struct iwp_backend *b, double work) {
+    struct priv *v = b->priv;
+    const int n = work < 4e6 ? 1 : b->n_thread;
+    if (v->cpu.set_n_threads) v->cpu.set_n_threads(b->backend[iwp_backend_cpu(b)], n);
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------- */

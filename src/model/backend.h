@@ -72,6 +72,9 @@ void iwp_sched_pin(struct iwp_sched *s, struct ggml_tensor *t, int32_t device);
 int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err);
 int iwp_sched_compute(struct iwp_sched *s, iwp_err *err);
 size_t iwp_sched_bytes(const struct iwp_sched *s); /* compute buffers */
+/* Threads for the next graphs of this backend: all, or one when `work` (multiplications) is so small
+ * that waiting for each other would cost more than it saves. */
+void iwp_backend_size_threads(struct iwp_backend *b, double work);
 /* 0, or an error that names the first custom op of the graph that is not assigned to the CPU. */
 int iwp_sched_check_custom(const struct iwp_sched *s, iwp_err *err);
 

@@ -140,6 +140,9 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
         set_output(x);
         ggml_build_forward_expand(graph, x);
     }
+    int32_t layers = 0;
+    for (int32_t i = 0; i < run->n_span; i++) layers += run->span[i].l1 - run->span[i].l0;
+    iwp_backend_size_threads(d->b, (double)iwp_decoder_layer_weights(d) * layers * run->n);
     IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
     ggml_backend_tensor_set(x0, run->rows, 0, bytes);
     IWP_TRY_GOTO(fill(d, in, err));
@@ -191,6 +194,7 @@ int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float
     want(graph, o.k_rope, out->k_rope);
     want(graph, o.v, out->v);
     if (ggml_graph_n_nodes(graph) == 0) goto fail;
+    iwp_backend_size_threads(d->b, (double)iwp_decoder_qkv_weights(d) * n);
     if (!roped) in->n = 0; /* no rotary node: the positions have no memory */
     IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
     ggml_backend_tensor_set(x, rows, 0, (size_t)n * (size_t)d->d_model * sizeof(float));

@@ -38,7 +38,9 @@ int iwp_session_new(iwp_session **out, iwp_engine *e, const struct iwp_session_p
     s->want_mark = s->mark_layer = s->dump_layer = -1;
     int rc = iwp_kv_init(&s->kv, e->b, d->n_layer, d->n_head_kv * d->d_head, tk, tv, err);
     s->logits = malloc((size_t)d->n_vocab * sizeof *s->logits);
-    if (rc >= 0 && !s->logits) rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    if (p->keep_tensors) s->first_logits = malloc((size_t)d->n_vocab * sizeof *s->first_logits);
+    if (rc >= 0 && (!s->logits || (p->keep_tensors && !s->first_logits)))
+        rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
     if (rc < 0) {
         iwp_session_free(s);
         return rc;
@@ -89,6 +91,7 @@ void iwp_session_free(iwp_session *s) {
     iwp_kv_free(&s->kv);
     free(s->fed);
     free(s->logits);
+    free(s->first_logits);
     free(s);
 }
 
@@ -434,6 +437,8 @@ static int take_mark(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
 }
 
 static void finish(struct iwp_session *s) {
+    if (s->first_logits)
+        memcpy(s->first_logits, s->logits, (size_t)s->e->d.n_vocab * sizeof *s->logits);
     s->running = false;
     s->has_logits = true;
     s->full_layers = s->n_stage == 0 ? s->e->d.n_layer : iwp_session_low(s);

@@ -86,7 +86,8 @@ struct iwp_session {
 
     /* keep_tensors: the first cut's arrays, all rows */
     struct iwp_gathered dump;
-    float *dump_h; /* [S][D] residual at the cut */
+    float *dump_h;       /* [S][D] residual at the cut */
+    float *first_logits; /* [V] after the prompt */
     int32_t dump_layer;
 };
 
@@ -105,8 +106,5 @@ int iwp_session_cut(struct iwp_session *s, const struct iwp_step *t, iwp_err *er
 bool iwp_session_needs(const struct iwp_session *s, int32_t stage, enum iwp_tensor t,
                        enum iwp_rows *rows);
 void iwp_gathered_free(struct iwp_gathered *g);
-
-/* dump.c: CONTRACT section 3, --dump-tensors. */
-int iwp_session_dump(const iwp_session *s, const char *path, iwp_err *err);
 
 #endif

@@ -1,0 +1,299 @@
+/* What a run tells: the JSON document of CONTRACT section 3, the summary line, pictures of what was
+ * kept. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/err.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "cli/run.h"
+#include "model/prompt.h"
+#include "view/overlay.h"
+
+static double decode_rate(const struct iwp_run_result *r) {
+    return r->answer.n_token > 1 && r->answer.ms_decode > 0
+               ? (r->answer.n_token - 1) * 1e3 / r->answer.ms_decode
+               : 0;
+}
+
+/* The fraction that was asked for, or what the count amounts to. */
+static double keep_ratio(const struct iwp_run_job *j, const struct iwp_session_stats *st) {
+    if (j->prune.budget.n_keep > 0 && st->n_visual > 0)
+        return (double)j->prune.budget.n_keep / st->n_visual;
+    return j->prune.budget.keep;
+}
+
+static void put_options(struct iwp_json_out *w, const struct iwp_run_job *j) {
+    const struct iwp_option *o = iwp_method_info(j->prune.method)->options;
+    iwp_json_open_object(w, "options");
+    for (; o && o->name; o++) {
+        char text[64];
+        iwp_params_print(&j->prune, o, text, sizeof text);
+        double v;
+        if (o->type == IWP_OPTION_BOOL)
+            iwp_json_put_bool(w, o->name, strcmp(text, "0") != 0);
+        else if (o->type != IWP_OPTION_ENUM && iwp_parse_real(text, &v))
+            iwp_json_put_f64(w, o->name, v);
+        else
+            iwp_json_put_string(w, o->name, text);
+    }
+    if (j->positions != IWP_POSITIONS_DEFAULT)
+        iwp_json_put_string(w, "positions",
+                            j->positions == IWP_POSITIONS_COMPACT ? "compact" : "original");
+    iwp_json_close_object(w);
+}
+
+static void put_prune(struct iwp_json_out *w, const struct iwp_run_job *j,
+                      const struct iwp_session_stats *st) {
+    if (!j->use_prune) {
+        iwp_json_put_null(w, "prune");
+        return;
+    }
+    iwp_json_open_object(w, "prune");
+    iwp_json_put_string(w, "method", iwp_method_info(j->prune.method)->name);
+    if (st->n_stage > 0 && st->stage[0].layer >= 0)
+        iwp_json_put_int(w, "layer", st->stage[0].layer);
+    else
+        iwp_json_put_null(w, "layer");
+    iwp_json_put_f64(w, "keep", keep_ratio(j, st));
+    iwp_json_open_array(w, "keep_indices");
+    for (int32_t i = 0; i < st->n_kept; i++) iwp_json_put_int(w, NULL, st->keep[i]);
+    iwp_json_close_array(w);
+    iwp_json_put_f64(w, "layer_average", st->layer_average);
+    iwp_json_put_f64(w, "prefill_flops", st->flops);
+    iwp_json_put_f64(w, "prefill_flops_full", st->flops_full);
+    put_options(w, j);
+    if (st->n_stage > 1) {
+        iwp_json_open_array(w, "stages");
+        for (int32_t i = 0; i < st->n_stage; i++) {
+            iwp_json_open_object(w, NULL);
+            iwp_json_put_int(w, "layer", st->stage[i].layer);
+            iwp_json_put_int(w, "visual_kept", st->stage[i].visual_kept);
+            iwp_json_close_object(w);
+        }
+        iwp_json_close_array(w);
+    }
+    iwp_json_close_object(w);
+}
+
+static void put_images(struct iwp_json_out *w, const struct iwp_prompt *p) {
+    iwp_json_open_array(w, "images");
+    for (int32_t i = 0; i < p->n_image; i++) {
+        const struct iwp_prompt_image *m = &p->image[i];
+        iwp_json_open_object(w, NULL);
+        iwp_json_put_string(w, "file", m->file);
+        iwp_json_put_int(w, "width", m->width);
+        iwp_json_put_int(w, "height", m->height);
+        iwp_json_open_array(w, "grids");
+        for (int32_t g = 0; g < iwp_pre_grid_count(&m->plan); g++) {
+            int32_t rows, cols;
+            iwp_pre_grid(&m->plan, g, &rows, &cols);
+            iwp_json_open_array(w, NULL);
+            iwp_json_put_int(w, NULL, rows);
+            iwp_json_put_int(w, NULL, cols);
+            iwp_json_close_array(w);
+        }
+        iwp_json_close_array(w);
+        iwp_json_put_int(w, "first_visual", m->first_visual);
+        iwp_json_put_int(w, "n_visual", m->n_visual);
+        iwp_json_close_object(w);
+    }
+    iwp_json_close_array(w);
+}
+
+static int64_t peak_rss(void) {
+    struct rusage u;
+    return getrusage(RUSAGE_SELF, &u) == 0 ? (int64_t)u.ru_maxrss * 1024 : 0;
+}
+
+int iwp_run_json(const struct iwp_run_job *j, const struct iwp_run_result *r, iwp_err *err) {
+    const struct iwp_session_stats st = iwp_session_stats(j->s);
+    const struct iwp_engine_info e = iwp_engine_info(j->e);
+    const struct iwp_prompt *p = r->prompt;
+    struct iwp_json_out w;
+    iwp_json_init(&w, false);
+    iwp_json_open_object(&w, NULL);
+    iwp_json_put_bytes(&w, "answer", r->answer.text, r->answer.n_text);
+    iwp_json_put_string(&w, "finish_reason",
+                        r->answer.finish == IWP_FINISH_LENGTH ? "length" : "stop");
+    iwp_json_open_object(&w, "model");
+    iwp_json_put_string(&w, "name", e.name);
+    iwp_json_put_string(&w, "arch", e.arch);
+    iwp_json_put_string(&w, "file_type", e.file_type);
+    iwp_json_put_int(&w, "n_params", e.n_params);
+    iwp_json_put_int(&w, "n_layer", e.n_layer);
+    iwp_json_close_object(&w);
+    iwp_json_open_object(&w, "tokens");
+    iwp_json_put_int(&w, "prompt", st.n_prompt);
+    iwp_json_put_int(&w, "visual", st.n_visual);
+    iwp_json_put_int(&w, "visual_kept", st.n_kept);
+    iwp_json_put_int(&w, "generated", r->answer.n_token);
+    iwp_json_close_object(&w);
+    iwp_json_open_array(&w, "token_ids");
+    for (int32_t i = 0; i < r->answer.n_token; i++) iwp_json_put_int(&w, NULL, r->answer.token[i]);
+    iwp_json_close_array(&w);
+    put_prune(&w, j, &st);
+    put_images(&w, p);
+    iwp_json_open_object(&w, "timing_ms");
+    iwp_json_put_ms(&w, "load", j->ms_load);
+    iwp_json_put_ms(&w, "decode_image", p->ms_decode_image);
+    iwp_json_put_ms(&w, "preprocess", p->ms_preprocess);
+    iwp_json_put_ms(&w, "encode", p->ms_encode);
+    iwp_json_put_ms(&w, "prefill", st.ms_prefill);
+    iwp_json_put_ms(&w, "select", st.ms_select);
+    iwp_json_put_ms(&w, "ttft", r->ms_ttft);
+    iwp_json_put_ms(&w, "decode", r->answer.ms_decode);
+    iwp_json_put_ms(&w, "total", r->ms_total);
+    iwp_json_close_object(&w);
+    iwp_json_put_f64(&w, "decode_tokens_per_s", decode_rate(r));
+    iwp_json_open_object(&w, "memory");
+    iwp_json_put_int(&w, "kv_bytes", (int64_t)st.kv_bytes);
+    iwp_json_put_int(&w, "kv_bytes_full", (int64_t)st.kv_bytes_full);
+    iwp_json_put_int(&w, "weights_bytes", (int64_t)e.weight_bytes);
+    iwp_json_put_int(&w, "peak_rss_bytes", peak_rss());
+    iwp_json_close_object(&w);
+    iwp_json_close_object(&w);
+    int rc = iwp_json_write(&w, stdout, err);
+    iwp_json_free(&w);
+    return rc;
+}
+
+void iwp_run_summary(const struct iwp_run_job *j, const struct iwp_run_result *r) {
+    const struct iwp_session_stats st = iwp_session_stats(j->s);
+    char head[160];
+    if (!j->use_prune) {
+        snprintf(head, sizeof head, "prompt %d tokens, %d visual", st.n_prompt, st.n_visual);
+    } else {
+        char where[16] = "";
+        if (st.n_stage > 0 && st.stage[0].layer >= 0)
+            snprintf(where, sizeof where, " L%d", st.stage[0].layer);
+        snprintf(head, sizeof head, "prune %s%s keep %.1f%%: %d -> %d visual",
+                 iwp_method_info(j->prune.method)->name, where, 100 * keep_ratio(j, &st),
+                 st.n_visual, st.n_kept);
+    }
+    iwp_log(IWP_LOG_INFO,
+            "%s | encode %.0f ms | select %.1f ms | prefill %.0f ms | ttft %.0f ms | decode %.1f "
+            "t/s | KV %.2f of %.2f MB",
+            head, r->prompt->ms_encode, st.ms_select, st.ms_prefill, r->ms_ttft, decode_rate(r),
+            (double)st.kv_bytes / 1e6, (double)st.kv_bytes_full / 1e6);
+}
+
+/* ---- pictures ----------------------------------------------------------------------------------- */
+
+/* The grid of a picture that shows most detail: the last one with several cells (AnyRes map), or the
+ * only one. */
+static int32_t best_grid(const struct iwp_prompt_image *m) {
+    int32_t n = iwp_pre_grid_count(&m->plan);
+    return m->n_frame == 1 && n > 1 ? n - 1 : 0;
+}
+
+struct cells {
+    int32_t rows, cols;
+    uint8_t *kept;
+    float *scores;
+};
+
+static int make_cells(const struct iwp_prompt_image *m, const struct iwp_session_stats *st,
+                      struct cells *c, iwp_err *err) {
+    const int32_t grid = best_grid(m);
+    iwp_pre_grid(&m->plan, grid, &c->rows, &c->cols);
+    const size_t n = (size_t)c->rows * (size_t)c->cols;
+    c->kept = calloc(n + 1, 1);
+    c->scores = calloc(n + 1, sizeof *c->scores);
+    uint8_t *stays = calloc((size_t)st->n_visual + 1, 1);
+    if (!c->kept || !c->scores || !stays) {
+        free(stays);
+        return iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    }
+    for (int32_t i = 0; i < st->n_kept; i++) stays[st->keep[i]] = 1;
+    for (int32_t i = 0; i < m->n_visual; i++) {
+        const struct iwp_pre_row *row = &m->row[i];
+        if (row->n == 0 || row->grid != grid || row->y >= c->rows || row->x >= c->cols) continue;
+        const size_t at = (size_t)row->y * (size_t)c->cols + (size_t)row->x;
+        c->kept[at] = stays[m->first_visual + i];
+        if (st->scores) c->scores[at] = st->scores[m->first_visual + i];
+    }
+    free(stays);
+    return 0;
+}
+
+static int draw_png(const struct iwp_prompt_image *m, const struct cells *c, bool scores,
+                    const char *path, iwp_err *err) {
+    const struct iwp_overlay o = {.rows = c->rows,
+                                  .cols = c->cols,
+                                  .kept = c->kept,
+                                  .scores = scores ? c->scores : NULL,
+                                  .rgb = m->picture.rgb,
+                                  .width = m->picture.w,
+                                  .height = m->picture.h};
+    return iwp_overlay_write_png(&o, path, err);
+}
+
+static int draw_svg(const struct cells *c, const char *path, iwp_err *err) {
+    struct iwp_output out;
+    IWP_TRY(iwp_output_open(&out, path, err));
+    fprintf(out.file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
+            "shape-rendering=\"crispEdges\">\n<rect width=\"%d\" height=\"%d\" fill=\"#222\"/>\n",
+            c->cols * 10, c->rows * 10, c->cols * 10, c->rows * 10);
+    for (int32_t y = 0; y < c->rows; y++)
+        for (int32_t x = 0; x < c->cols; x++)
+            if (c->kept[(size_t)y * (size_t)c->cols + (size_t)x])
+                fprintf(out.file,
+                        "<rect x=\"%d\" y=\"%d\" width=\"9\" height=\"9\" fill=\"#f5b83d\"/>\n",
+                        x * 10, y * 10);
+    fputs("</svg>\n", out.file);
+    int rc = iwp_output_commit(&out, err);
+    iwp_output_abort(&out);
+    return rc;
+}
+
+static int dump_json(const struct iwp_run_job *j, const struct iwp_run_result *r, const char *path,
+                     iwp_err *err) {
+    const struct iwp_session_stats st = iwp_session_stats(j->s);
+    struct iwp_json_out w;
+    iwp_json_init(&w, false);
+    iwp_json_open_object(&w, NULL);
+    iwp_json_put_int(&w, "n_visual", st.n_visual);
+    put_prune(&w, j, &st);
+    if (st.scores) {
+        iwp_json_open_array(&w, "scores");
+        for (int32_t i = 0; i < st.n_visual; i++) iwp_json_put_f32(&w, NULL, st.scores[i]);
+        iwp_json_close_array(&w);
+    }
+    put_images(&w, r->prompt);
+    iwp_json_close_object(&w);
+    struct iwp_output out;
+    int rc = iwp_output_open(&out, path, err);
+    if (rc >= 0) {
+        rc = iwp_json_write(&w, out.file, err);
+        if (rc >= 0) rc = iwp_output_commit(&out, err);
+        iwp_output_abort(&out);
+    }
+    iwp_json_free(&w);
+    return rc;
+}
+
+int iwp_run_draw(const struct iwp_run_job *j, const struct iwp_run_result *r, iwp_err *err) {
+    const struct iwp_run_args *a = &j->args;
+    const struct iwp_session_stats st = iwp_session_stats(j->s);
+    const char *dot = a->prune_dump ? strrchr(a->prune_dump, '.') : NULL;
+    if (dot && strcmp(dot, ".json") == 0) {
+        IWP_TRY(dump_json(j, r, a->prune_dump, err));
+        if (!a->overlay) return 0;
+    }
+    IWP_REQUIRE(r->prompt->n_image > 0, err, IWP_EINVAL,
+                "--overlay: the prompt has no picture to draw on");
+    const struct iwp_prompt_image *m = &r->prompt->image[0];
+    struct cells c = {0};
+    int rc = make_cells(m, &st, &c, err);
+    if (rc >= 0 && a->overlay) rc = draw_png(m, &c, false, a->overlay, err);
+    if (rc >= 0 && dot && strcmp(dot, ".png") == 0)
+        rc = draw_png(m, &c, st.scores != NULL, a->prune_dump, err);
+    if (rc >= 0 && dot && strcmp(dot, ".svg") == 0) rc = draw_svg(&c, a->prune_dump, err);
+    free(c.kept);
+    free(c.scores);
+    return rc;
+}
