@@ -88,10 +88,11 @@ TILE(1)
 TILE(2)
 TILE(3)
 TILE(4)
-TILE(5) TILE(6)
+TILE(5)
+TILE(6)
 
-    static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
-                           int32_t d) {
+static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
+                       int32_t d) {
     static void (*const tiles[])(float *, const float *, const float *, int32_t,
                                  int32_t) = {tile1, tile2, tile3, tile4, tile5, tile6};
     for (int32_t r = 0; r < n_row; r += 6)

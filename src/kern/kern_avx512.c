@@ -69,10 +69,14 @@ static inline void tree2(float *out, __m512 s, __m512 u) {
 DOTS(1)
 DOTS(2)
 DOTS(3)
-DOTS(4) DOTS(5) DOTS(6) DOTS(7) DOTS(8)
+DOTS(4)
+DOTS(5)
+DOTS(6)
+DOTS(7)
+DOTS(8)
 
-    static void dots(float *out, const float *x, const float *q, int64_t stride, int32_t n_q,
-                     int32_t d) {
+static void dots(float *out, const float *x, const float *q, int64_t stride, int32_t n_q,
+                 int32_t d) {
     for (; n_q >= 8; n_q -= 8, q += 8 * stride, out += 8) dots8(out, x, q, stride, d);
     switch (n_q) {
     case 7: dots7(out, x, q, stride, d); break;
@@ -126,10 +130,17 @@ TILE(1)
 TILE(2)
 TILE(3)
 TILE(4)
-TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+TILE(5)
+TILE(6)
+TILE(7)
+TILE(8)
+TILE(9)
+TILE(10)
+TILE(11)
+TILE(12)
 
-    static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
-                           int32_t d) {
+static void panel_dots(float *out, const float *panel, const float *block, int32_t n_row,
+                       int32_t d) {
     static void (*const tiles[])(float *, const float *, const float *, int32_t) = {
         tile1, tile2, tile3, tile4, tile5, tile6, tile7, tile8, tile9, tile10, tile11, tile12};
     if (n_row > 0) tiles[n_row - 1](out, panel, block, d);
