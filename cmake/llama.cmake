@@ -30,6 +30,7 @@ endif()
 message(STATUS "ggml and libllama: ${IWP_LLAMA_BUILD}")
 file(READ ${IWP_LLAMA_BUILD}/source IWP_LLAMA_TREE)
 string(STRIP "${IWP_LLAMA_TREE}" IWP_LLAMA_TREE)
+set(IWP_LLAMA_BUILD "${IWP_LLAMA_BUILD}" CACHE INTERNAL "built libraries and programs of llama.cpp")
 set(IWP_LLAMA_TREE "${IWP_LLAMA_TREE}" CACHE INTERNAL "llama.cpp source tree, for its test vectors")
 
 # SYSTEM: our warning flags are for our code.

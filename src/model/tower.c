@@ -188,7 +188,9 @@ static int read_keys(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *err
                                : gelu          ? IWP_ACT_GELU_TANH
                                                : IWP_ACT_GELU_QUICK;
     IWP_TRY(find_act(g, "iwp.vision_act", usual, &t->act, err));
-    IWP_TRY(find_act(g, "iwp.projector_act", IWP_ACT_GELU_ERF, &t->proj_act, err));
+    /* llama.cpp's LLaVA projector has the tanh form, whatever the original model had */
+    IWP_TRY(find_act(g, "iwp.projector_act", t->qwen ? IWP_ACT_GELU_ERF : IWP_ACT_GELU_TANH,
+                     &t->proj_act, err));
     IWP_TRY(maybe(g, "iwp.image_token_id", 0, 1 << 24, -1, &t->info.image_token, err));
     IWP_TRY(maybe(g, "iwp.video_token_id", 0, 1 << 24, -1, &t->info.video_token, err));
     if (t->qwen)

@@ -136,7 +136,8 @@ static void reference(const struct net *w, const struct opts *o, const float *px
     for (int i = 0; i < NP; i++) {
         double u[30];
         linear(x[i + (o->has_class != 0)], D, 30, w->m0, w->m0b, u);
-        for (int c = 0; c < 30; c++) u[c] = 0.5 * u[c] * (1 + erf(u[c] / sqrt(2)));
+        for (int c = 0; c < 30; c++)
+            u[c] = 0.5 * u[c] * (1 + tanh(sqrt(2 / acos(-1.0)) * (u[c] + 0.044715 * pow(u[c], 3))));
         linear(u, 30, OUT, w->m2, w->m2b, row[i]);
     }
 }
