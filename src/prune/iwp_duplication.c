@@ -53,6 +53,7 @@ int iwp_dup_layout(struct iwp_dup *d, const struct iwp_view *v, int32_t n_max, i
     d->d1 = d->key ? width : 0;
     d->d2 = d->unit ? width : 0;
     d->scale = d->key ? 1.0f / (2.0f * sqrtf((float)d->key->n_dim)) : 0;
+    if (cap_row < IWP_BLOCK) cap_row = IWP_BLOCK; /* find_range asks for whole blocks */
     d->cap_row = cap_row;
     size_t panels = ((size_t)n_max + IWP_PANEL - 1) / IWP_PANEL, lanes = panels * IWP_PANEL,
            per = (size_t)d->n_head * (size_t)(d->d1 + d->d2);

@@ -206,7 +206,8 @@ static void head_offset(void *arg, int32_t h) {
 
 /* ---- weights that depend on the attention output ------------------------------------------------- */
 
-/* o (or, with skip ≥ 0, the output without that token) of head h; returns the sum of the weights. */
+/* o (or, with skip ≥ 0, the output without that token) of head h; returns the logarithm of the
+ * attended keys' share of the softmax. */
 static double attend(const struct iwp_magnitude_plan *m, int32_t h, int32_t skip, double *o,
                      float *tmp) {
     int32_t g = iwp_kv_head(h, m->n_head, m->n_head_kv);
@@ -224,8 +225,9 @@ static double attend(const struct iwp_magnitude_plan *m, int32_t h, int32_t skip
     }
     if (total > 0)
         for (int32_t t = 0; t < m->d; t++) o[t] /= total;
-    return total > 0 ? iwp_math_exp(top - m->lse[h] + iwp_math_log(total))
-                     : 0; /* share of these keys */
+    double share = total > 0 ? top - m->lse[h] + iwp_math_log(total) : -INFINITY;
+    return share > -1e30 ? share
+                         : -1e30; /* no other key at all: as small as sums of logits allow */
 }
 
 static double distance(const float *row, const double *o, int32_t d) {
@@ -234,6 +236,8 @@ static double distance(const float *row, const double *o, int32_t d) {
     return sqrt(s);
 }
 
+/* Logarithms again: once a head is saturated, 1 - w and v - o of its one big token are far below what
+ * a float holds, and still decide the order. */
 static void weigh_head(void *arg, int32_t h) {
     struct iwp_magnitude_plan *m = arg;
     const struct iwp_view *v = m->v;
@@ -244,19 +248,21 @@ static void weigh_head(void *arg, int32_t h) {
     const float *l = m->logit + (size_t)h * (size_t)v->n;
     for (int32_t i = 0; i < v->n_visual; i++) {
         int32_t s = v->visual[i];
-        double w = iwp_math_exp((double)l[s] - m->lse[h]), x, others = 1 - w;
-        /* One token per head at most has w above a half: take the others' sum directly there. */
-        int direct = w > 0.5 && m->o->magnitude != MAG_CENTERED;
-        if (direct) others = attend(m, h, s, rest, tmp);
-        if (others < 1e-300) others = 1e-300;
+        double w = iwp_math_exp((double)l[s] - m->lse[h]), x, others;
+        /* One token per head at most has w above a half: leave it out by name there. */
+        int direct = w > 0.5;
+        others = direct ? attend(m, h, s, rest, tmp) : iwp_math_log(1 - w);
         const float *row = iwp_array_row(m->val, s, g, tmp);
         if (m->o->magnitude == MAG_KV_DELETION)
-            x = (double)m->vnorm[(size_t)g * (size_t)v->n_visual + (size_t)i] / others;
-        else if (m->o->magnitude == MAG_CENTERED)
-            x = distance(row, o, m->d);
+            x = iwp_math_log((double)m->vnorm[(size_t)g * (size_t)v->n_visual + (size_t)i]) -
+                others;
+        else if (m->o->magnitude == MAG_CENTERED) /* v - o = (1 - w) (v - o without it) */
+            x = direct ? iwp_math_log(distance(row, rest, m->d)) + others
+                       : iwp_math_log(distance(row, o, m->d));
         else
-            x = direct ? distance(row, rest, m->d) : distance(row, o, m->d) / others;
-        m->weight[(size_t)h * (size_t)v->n_visual + (size_t)i] = (float)(x > 1e38 ? 1e38 : x);
+            x = direct ? iwp_math_log(distance(row, rest, m->d))
+                       : iwp_math_log(distance(row, o, m->d)) - others;
+        m->weight[(size_t)h * (size_t)v->n_visual + (size_t)i] = (float)x;
     }
 }
 
@@ -267,7 +273,7 @@ static void combine(void *arg, int32_t chunk) {
     const struct iwp_kern *kern = iwp_kern_get();
     const struct iwp_view *v = m->v;
     int per_head = metrics[m->o->magnitude].per_query_head,
-        weighted = metrics[m->o->magnitude].reads_value;
+        weighted = metrics[m->o->magnitude].reads_value && !per_head;
     int32_t i0 = chunk * CHUNK, n = v->n_visual - i0 < CHUNK ? v->n_visual - i0 : CHUNK;
     float top[CHUNK], sum[CHUNK], e[CHUNK];
     int run = v->visual[i0 + n - 1] - v->visual[i0] == n - 1; /* no text in between: no gather */
@@ -283,6 +289,7 @@ static void combine(void *arg, int32_t chunk) {
             else
                 for (int32_t i = 0; i < n; i++)
                     e[i] = (float)((double)l[v->visual[i0 + i]] - m->offset[h]);
+            for (int32_t i = 0; per_head && i < n; i++) e[i] = e[i] + w[i];
             if (pass == 0) { /* the largest exponent among the heads that count */
                 for (int32_t i = 0; i < n; i++)
                     if ((!weighted || w[i] > 0) && e[i] > top[i]) top[i] = e[i];
@@ -290,14 +297,26 @@ static void combine(void *arg, int32_t chunk) {
             }
             for (int32_t i = 0; i < n; i++) {
                 float x = e[i] - top[i];
-                e[i] = x < 0 ? x : 0;
+                e[i] = x < 0 ? x : 0; /* NaN (no head counts) becomes 0, and is not used */
             }
             kern->exp_shift_sum(e, 0, n);
             for (int32_t i = 0; i < n; i++) sum[i] = sum[i] + (weighted ? e[i] * w[i] : e[i]);
         }
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
+        double x = (double)sum[i];
+        if (x > 3e38 && weighted) { /* norms near the end of float's range */
+            x = 0;
+            for (int32_t h = 0; h < m->n_head; h++) {
+                const float *l = m->logit + (size_t)h * (size_t)v->n,
+                            *w = m->weight + (size_t)iwp_kv_head(h, m->n_head, m->n_head_kv) *
+                                                 (size_t)v->n_visual;
+                float y = (float)((double)l[v->visual[i0 + i]] - m->offset[h]) - top[i];
+                x += w[i0 + i] > 0 ? iwp_math_exp((double)y) * (double)w[i0 + i] : 0;
+            }
+        }
         m->log_p[i0 + i] =
-            sum[i] > 0 ? (double)top[i] + iwp_math_log((double)sum[i] / m->n_head) : -INFINITY;
+            x > 0 && top[i] > -INFINITY ? (double)top[i] + iwp_math_log(x / m->n_head) : -INFINITY;
+    }
 }
 
 static void combine_norms(struct iwp_magnitude_plan *m) {

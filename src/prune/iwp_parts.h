@@ -42,10 +42,11 @@ struct iwp_magnitude_plan {
     int32_t n_head, n_head_kv, d;
     int32_t *query_row; /* [n] rows whose mean is the query */
     int32_t n_query;
-    float *query;    /* [n_head][d] */
-    float *logit;    /* [n_head][n] */
-    float *weight;   /* [n_head_kv][n_visual] or, for weights per query head, [n_head][n_visual] */
-    float *vnorm;    /* [n_head_kv][n_visual] */
+    float *query; /* [n_head][d] */
+    float *logit; /* [n_head][n] */
+    float
+        *weight;  /* [n_head_kv][n_visual], or per query head their logarithms [n_head][n_visual] */
+    float *vnorm; /* [n_head_kv][n_visual] */
     double *offset;  /* [n_head] what head-norm subtracts from the logits */
     double *lse;     /* [n_head] log of the sum over all keys */
     double *log_p;   /* [n_visual] */
