@@ -9,6 +9,7 @@
 enum {
     STRETCH = 256, /* columns of a row per chain: a panel's stretch stays in the L1 cache */
     GROUP = 4,     /* panels per task */
+    TILE = 16,     /* side of a tile when a matrix is mirrored */
     LANES = GROUP * IWP_PANEL /* tokens per task */
 };
 
@@ -65,6 +66,7 @@ void iwp_units_layout(struct iwp_units *u, int32_t n_max, int32_t d, struct iwp_
     u->n = 0;
     u->d = d;
     u->panel = IWP_TAKE(a, float, iwp_gram_stride(n_max) * (size_t)d);
+    u->norm2 = IWP_TAKE(a, double, n_max);
 }
 
 struct pack_job {
@@ -74,27 +76,45 @@ struct pack_job {
     int32_t first;
 };
 
+static void scale_row(float *to, int64_t step, const float *x, double norm2, int32_t n) {
+    double norm = sqrt(norm2), inv = norm > 0 ? 1 / norm : 0;
+    if (norm > 1e-15 && norm < 1e15) {
+        float f = (float)inv;
+        for (int32_t t = 0; t < n; t++) to[t * step] = x[t] * f;
+    } else { /* out of float's comfort */
+        for (int32_t t = 0; t < n; t++) to[t * step] = (float)((double)x[t] * inv);
+    }
+}
+
 static void pack_panel(void *arg, int32_t p) {
     struct pack_job *j = arg;
     struct iwp_units *u = j->u;
-    float tmp[IWP_ROW_WIDE];
-    for (int32_t i = 0; i < IWP_PANEL; i++) {
-        int32_t at = p * IWP_PANEL + i, d = u->d;
-        float *lane = u->panel + (size_t)p * (size_t)d * IWP_PANEL + i;
-        if (at >= u->n) {
-            for (int32_t t = 0; t < d; t++) lane[(size_t)t * IWP_PANEL] = 0;
-            continue;
-        }
-        const float *x = iwp_source_row(j->s, j->pick ? j->pick[at] : j->first + at, tmp);
-        double norm = sqrt(iwp_row_norm2(x, d)), inv = norm > 0 ? 1 / norm : 0;
-        if (norm > 1e-15 && norm < 1e15) {
-            float f = (float)inv;
-            for (int32_t t = 0; t < d; t++) lane[(size_t)t * IWP_PANEL] = x[t] * f;
-        } else { /* out of float's comfort */
-            for (int32_t t = 0; t < d; t++)
-                lane[(size_t)t * IWP_PANEL] = (float)((double)x[t] * inv);
+    float tmp[IWP_ROW_WIDE], stage[IWP_PANEL][STRETCH];
+    const float *row[IWP_PANEL];
+    int32_t n = u->n - p * IWP_PANEL < IWP_PANEL ? u->n - p * IWP_PANEL : IWP_PANEL, d = u->d;
+    float *lanes = u->panel + (size_t)p * (size_t)d * IWP_PANEL;
+    double *norm2 = u->norm2 + (size_t)p * IWP_PANEL;
+    int direct = n == IWP_PANEL;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = p * IWP_PANEL + i;
+        row[i] = iwp_source_row(j->s, j->pick ? j->pick[at] : j->first + at, tmp);
+        norm2[i] = iwp_row_norm2(row[i], d);
+        if (row[i] == tmp) { /* converted on the way: it must be used before the next one */
+            direct = 0;
+            scale_row(lanes + i, IWP_PANEL, tmp, norm2[i], d);
         }
     }
+    for (int32_t t0 = 0; direct && t0 < d; t0 += STRETCH) {
+        int32_t nt = d - t0 < STRETCH ? d - t0 : STRETCH;
+        for (int32_t i = 0; i < IWP_PANEL; i++) scale_row(stage[i], 1, row[i] + t0, norm2[i], nt);
+        iwp_kern_get()->to_lanes(lanes + (size_t)t0 * IWP_PANEL, stage[0], STRETCH, nt);
+    }
+    if (direct) return;
+    for (int32_t i = 0; i < IWP_PANEL; i++)
+        if (i >= n)
+            for (int32_t t = 0; t < d; t++) lanes[(size_t)t * IWP_PANEL + (size_t)i] = 0;
+        else if (row[i] != tmp)
+            scale_row(lanes + i, IWP_PANEL, row[i], norm2[i], d);
 }
 
 void iwp_units_pack(struct iwp_units *u, const struct iwp_exec *exec, const struct iwp_source *s,
@@ -104,28 +124,41 @@ void iwp_units_pack(struct iwp_units *u, const struct iwp_exec *exec, const stru
     iwp_parallel(exec, pack_panel, &j, (n + IWP_PANEL - 1) / IWP_PANEL);
 }
 
+int iwp_units_finite(const struct iwp_units *u) {
+    for (int32_t i = 0; i < u->n; i++)
+        if (!(u->norm2[i] <= 1e300)) return 0;
+    return 1;
+}
+
+static inline void add_lanes(float *restrict to, const float *restrict x) {
+    for (int i = 0; i < IWP_PANEL; i++) to[i] = to[i] + x[i];
+}
+
 static const float *panel_at(const struct iwp_units *u, int32_t p, int32_t t) {
     return u->panel + ((size_t)p * (size_t)u->d + (size_t)t) * IWP_PANEL;
 }
 
-/* Rows r0 … r0+n-1, columns t0 … t0+nt-1 as a block [nt][n]. */
+/* Rows r0 … r0+n-1, columns t0 … t0+nt-1 as a block [nt][n].  r0 is a multiple of 12, so four rows
+ * at a time never cross a panel. */
 static void gather(const struct iwp_units *u, int32_t r0, int32_t n, int32_t t0, int32_t nt,
                    float *out) {
-    for (int32_t done = 0; done < n;) {
-        int32_t r = r0 + done, lane = r % IWP_PANEL,
-                m = IWP_PANEL - lane < n - done ? IWP_PANEL - lane : n - done;
-        const float *from = panel_at(u, r / IWP_PANEL, t0) + lane;
-        if (m == IWP_BLOCK)
-            for (int32_t t = 0; t < nt; t++)
-                memcpy(out + (size_t)t * IWP_BLOCK, from + (size_t)t * IWP_PANEL,
-                       sizeof(float) * IWP_BLOCK);
-        else
-            for (int32_t t = 0; t < nt; t++)
-                for (int32_t i = 0; i < m; i++)
-                    out[(size_t)t * (size_t)n + (size_t)(done + i)] =
-                        from[(size_t)t * IWP_PANEL + (size_t)i];
-        done += m;
+    const float *quad[IWP_BLOCK / 4];
+    for (int32_t k = 0; k < IWP_BLOCK / 4 && 4 * k < n; k++) {
+        int32_t r = r0 + 4 * k;
+        quad[k] = panel_at(u, r / IWP_PANEL, t0) + r % IWP_PANEL;
     }
+    if (n == IWP_BLOCK) {
+        for (int32_t t = 0; t < nt; t++) {
+            float *to = out + (size_t)t * IWP_BLOCK;
+            memcpy(to, quad[0] + (size_t)t * IWP_PANEL, sizeof(float) * 4);
+            memcpy(to + 4, quad[1] + (size_t)t * IWP_PANEL, sizeof(float) * 4);
+            memcpy(to + 8, quad[2] + (size_t)t * IWP_PANEL, sizeof(float) * 4);
+        }
+        return;
+    }
+    for (int32_t t = 0; t < nt; t++)
+        for (int32_t i = 0; i < n; i++)
+            *out++ = quad[i / 4][(size_t)t * IWP_PANEL + (size_t)(i % 4)];
 }
 
 /* ---- all pairs ------------------------------------------------------------------------------------ */
@@ -137,8 +170,23 @@ float *iwp_gram_take(struct iwp_arena *a, int32_t n_max) {
 struct gram_job {
     const struct iwp_units *u;
     float *gram;
-    int32_t n_panel, n_group;
+    int32_t n_panel, n_group, group; /* panels per task */
 };
+
+/* Applies the rule to one tile on or above the diagonal and writes it below as well. */
+static void settle_tile(float *gram, size_t ld, int32_t r0, int32_t r1, int32_t c0, int32_t c1) {
+    float turned[TILE][TILE];
+    for (int32_t r = r0; r < r1; r++) {
+        float *row = gram + (size_t)r * ld;
+        for (int32_t c = c0; c < c1; c++)
+            row[c] = turned[c - c0][r - r0] = iwp_cosine_settle(row[c]);
+    }
+    for (int32_t c = c0; c < c1; c++) {
+        int32_t end = c < r1 ? c : r1; /* on the diagonal: only what lies above it */
+        if (end > r0)
+            memcpy(gram + (size_t)c * ld + r0, turned[c - c0], sizeof(float) * (size_t)(end - r0));
+    }
+}
 
 /* Columns of one group, rows up to the diagonal; then the settled values go to both halves. */
 static void gram_group(void *arg, int32_t task) {
@@ -146,7 +194,7 @@ static void gram_group(void *arg, int32_t task) {
     const struct iwp_units *u = j->u;
     const struct iwp_kern *kern = iwp_kern_get();
     int32_t g = j->n_group - 1 - task; /* the longest columns first: better balance */
-    int32_t p0 = g * GROUP, p1 = p0 + GROUP < j->n_panel ? p0 + GROUP : j->n_panel;
+    int32_t p0 = g * j->group, p1 = p0 + j->group < j->n_panel ? p0 + j->group : j->n_panel;
     int32_t row_end = p1 * IWP_PANEL < u->n ? p1 * IWP_PANEL : u->n;
     size_t ld = iwp_gram_stride(u->n);
     float block[STRETCH * IWP_BLOCK], tile[IWP_BLOCK * IWP_PANEL];
@@ -161,27 +209,25 @@ static void gram_group(void *arg, int32_t task) {
                     float *to = j->gram + (size_t)(r0 + r) * ld + (size_t)p * IWP_PANEL;
                     const float *x = tile + r * IWP_PANEL;
                     if (t0)
-                        for (int i = 0; i < IWP_PANEL; i++) to[i] = to[i] + x[i];
+                        add_lanes(to, x);
                     else
                         memcpy(to, x, sizeof(float) * IWP_PANEL);
                 }
             }
         }
     }
-    for (int32_t r0 = 0; r0 < row_end; r0 += 16) {
-        int32_t r1 = r0 + 16 < row_end ? r0 + 16 : row_end;
-        for (int32_t c = r0 > p0 * IWP_PANEL ? r0 : p0 * IWP_PANEL; c < row_end; c++)
-            for (int32_t r = r0; r < r1 && r <= c; r++) {
-                float *at = j->gram + (size_t)r * ld + (size_t)c;
-                *at = iwp_cosine_settle(*at);
-                j->gram[(size_t)c * ld + (size_t)r] = *at;
-            }
-    }
+    for (int32_t r0 = 0; r0 < row_end; r0 += TILE)
+        for (int32_t c0 = r0 > p0 * IWP_PANEL ? r0 : p0 * IWP_PANEL; c0 < row_end; c0 += TILE)
+            settle_tile(j->gram, ld, r0, r0 + TILE < row_end ? r0 + TILE : row_end, c0,
+                        c0 + TILE < row_end ? c0 + TILE : row_end);
 }
 
 void iwp_units_gram(const struct iwp_units *u, const struct iwp_exec *exec, float *gram) {
-    struct gram_job j = {u, gram, (u->n + IWP_PANEL - 1) / IWP_PANEL, 0};
-    j.n_group = (j.n_panel + GROUP - 1) / GROUP;
+    struct gram_job j = {u, gram, (u->n + IWP_PANEL - 1) / IWP_PANEL, 0, 0};
+    /* Wide tasks gather each block less often, narrow ones keep more threads busy. */
+    j.group = j.n_panel / (4 * (exec && exec->n_thread > 1 ? exec->n_thread : 1));
+    j.group = j.group < 2 ? 2 : j.group > 8 ? 8 : j.group;
+    j.n_group = (j.n_panel + j.group - 1) / j.group;
     iwp_parallel(exec, gram_group, &j, j.n_group);
 }
 
@@ -212,10 +258,7 @@ static void near_group(void *arg, int32_t g) {
             for (int32_t p = 0; p < n_panel; p++) {
                 kern->panel_dots(tile, panel_at(x, g * GROUP + p, t0), block, rows, nt);
                 for (int32_t r = 0; r < rows; r++)
-                    for (int i = 0; i < IWP_PANEL; i++) {
-                        float *to = &sum[r][p * IWP_PANEL + i];
-                        *to = *to + tile[r * IWP_PANEL + i];
-                    }
+                    add_lanes(&sum[r][p * IWP_PANEL], tile + r * IWP_PANEL);
             }
         }
         for (int32_t r = 0; r < rows; r++)

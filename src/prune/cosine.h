@@ -32,11 +32,15 @@ double iwp_row_dot(const float *x, const float *y, int32_t d);
 struct iwp_units {
     int32_t n, d;
     float *panel;
+    double *norm2; /* [n] squared lengths before scaling */
 };
 void iwp_units_layout(struct iwp_units *u, int32_t n_max, int32_t d, struct iwp_arena *a);
 /* Packs rows pick[0 … n-1] of the source (pick NULL: rows first … first+n-1). */
 void iwp_units_pack(struct iwp_units *u, const struct iwp_exec *exec, const struct iwp_source *s,
                     const int32_t *pick, int32_t first, int32_t n);
+
+/* 0 when a packed row held a NaN or Inf: squares of finite floats cannot overflow a double. */
+int iwp_units_finite(const struct iwp_units *u);
 
 /* All pairs, for the methods whose definition reads them again and again: gram [n][stride]. */
 static inline size_t iwp_gram_stride(int32_t n) { return ((size_t)n + 31) & ~(size_t)31; }

@@ -128,6 +128,35 @@ static void class_head(void *arg, int32_t h) {
 
 /* ---- attention received ------------------------------------------------------------------------------ */
 
+/* col[i] += sum over rows of strip[row][i] * inv[row], rows in order. */
+static void add_columns(const float *strip, size_t ld, const float *inv, int32_t n_row,
+                        int32_t n_key, double *col) {
+    if (n_row == IWP_BLOCK) { /* all rows at once: partial sums stay in registers */
+        const float *x = strip;
+        for (int32_t i = 0; i < n_key; i++) {
+            float s = x[i] * inv[0];
+            s = s + x[i + ld] * inv[1];
+            s = s + x[i + 2 * ld] * inv[2];
+            s = s + x[i + 3 * ld] * inv[3];
+            s = s + x[i + 4 * ld] * inv[4];
+            s = s + x[i + 5 * ld] * inv[5];
+            s = s + x[i + 6 * ld] * inv[6];
+            s = s + x[i + 7 * ld] * inv[7];
+            s = s + x[i + 8 * ld] * inv[8];
+            s = s + x[i + 9 * ld] * inv[9];
+            s = s + x[i + 10 * ld] * inv[10];
+            s = s + x[i + 11 * ld] * inv[11];
+            col[i] += (double)s;
+        }
+        return;
+    }
+    for (int32_t i = 0; i < n_key; i++) {
+        float s = 0;
+        for (int32_t r = 0; r < n_row; r++) s = s + strip[(size_t)r * ld + (size_t)i] * inv[r];
+        col[i] += (double)s;
+    }
+}
+
 /* One block of queries against the keys of its unit: logits, softmax, and its share of the columns. */
 static void query_block(struct iwp_encoder *e, int32_t h, int32_t n_key, const int32_t *query,
                         int32_t n_query, const float *panel, float *strip, double *col) {
@@ -153,6 +182,7 @@ static void query_block(struct iwp_encoder *e, int32_t h, int32_t n_key, const i
         memcpy(top, x, sizeof(float) * (size_t)w);
         for (int32_t i = w; i < n_key; i += STEP)
             kern->max_row(top, x + i, n_key - i < STEP ? n_key - i : STEP);
+        for (; w > 16; w -= w / 2) kern->max_row(top, top + (w - w / 2), w / 2);
         m = top[0];
         for (int32_t i = 1; i < w; i++) m = top[i] > m ? top[i] : m;
         double sum = 0;
@@ -160,15 +190,22 @@ static void query_block(struct iwp_encoder *e, int32_t h, int32_t n_key, const i
             sum += (double)kern->exp_shift_sum(x + i, m, n_key - i < STEP ? n_key - i : STEP);
         inv[r] = (float)(1 / sum);
     }
-    for (int32_t i0 = 0; i0 < n_key; i0 += STEP) {
-        int32_t n = n_key - i0 < STEP ? n_key - i0 : STEP;
-        float part[STEP] = {0};
-        for (int32_t r = 0; r < n_query; r++) {
-            const float *x = strip + (size_t)r * ld + i0;
-            float f = inv[r];
-            for (int32_t i = 0; i < n; i++) part[i] = part[i] + x[i] * f;
-        }
-        for (int32_t i = 0; i < n; i++) col[i0 + i] += (double)part[i];
+    add_columns(strip, ld, inv, n_query, n_key, col);
+}
+
+/* Keys of up to 32 rows as lanes, the missing ones 0. */
+static void pack_keys(const struct iwp_encoder *e, int32_t h, const int32_t *rows, int32_t n,
+                      float *lanes) {
+    int32_t d = e->k->n_dim;
+    float tmp[HEAD_WIDE];
+    if (n >= IWP_PANEL && e->k->dtype == IWP_DTYPE_F32 &&
+        rows[IWP_PANEL - 1] - rows[0] == IWP_PANEL - 1) { /* order ascends inside a unit */
+        iwp_kern_get()->to_lanes(lanes, iwp_array_row(e->k, rows[0], h, tmp), e->k->row_stride, d);
+        return;
+    }
+    for (int32_t i = 0; i < IWP_PANEL; i++) {
+        const float *k = i < n ? iwp_array_row(e->k, rows[i], h, tmp) : NULL;
+        for (int32_t t = 0; t < d; t++) lanes[(size_t)t * IWP_PANEL + (size_t)i] = k ? k[t] : 0;
     }
 }
 
@@ -176,22 +213,16 @@ static void received_head(void *arg, int32_t h) {
     struct iwp_encoder *e = arg;
     int32_t d = e->k->n_dim;
     float *panel = e->panel + (size_t)h * padded(e->n_row) * (size_t)d,
-          *strip = e->strip + (size_t)h * padded(e->n_row) * IWP_BLOCK, tmp[HEAD_WIDE];
+          *strip = e->strip + (size_t)h * padded(e->n_row) * IWP_BLOCK;
     double *col = e->col + (size_t)h * (size_t)e->n_row;
     memset(col, 0, sizeof(double) * (size_t)e->n_row);
     for (int32_t u = 0; u < e->n_unit; u++) {
         int32_t i0 = e->first[u], n = e->first[u + 1] - i0;
         const int32_t *rows = e->order + i0;
         if (n == 0) continue;
-        for (int32_t i = 0; i < (int32_t)padded(n); i++) {
-            float *lane = panel + (size_t)(i / IWP_PANEL) * (size_t)d * IWP_PANEL + i % IWP_PANEL;
-            if (i >= n) {
-                for (int32_t t = 0; t < d; t++) lane[(size_t)t * IWP_PANEL] = 0;
-                continue;
-            }
-            const float *k = iwp_array_row(e->k, rows[i], h, tmp);
-            for (int32_t t = 0; t < d; t++) lane[(size_t)t * IWP_PANEL] = k[t];
-        }
+        for (int32_t p = 0; p * IWP_PANEL < n; p++)
+            pack_keys(e, h, rows + p * IWP_PANEL, n - p * IWP_PANEL,
+                      panel + (size_t)p * (size_t)d * IWP_PANEL);
         for (int32_t r = 0; r < n; r += IWP_BLOCK)
             query_block(e, h, n, rows + r, n - r < IWP_BLOCK ? n - r : IWP_BLOCK, panel, strip,
                         col + i0);

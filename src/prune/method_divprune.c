@@ -44,7 +44,6 @@ static void first_rows(void *arg, int32_t task) {
 
 static int select_divprune(struct iwp_view *v, struct iwp_arena *a, void *state, iwp_err *err) {
     (void)state;
-    (void)err;
     struct iwp_source s = {.array = &v->in->arr[IWP_TENSOR_EMBEDS], .row = v->pool};
     struct iwp_units x;
     iwp_units_layout(&x, v->n_pool, iwp_source_width(&s), a);
@@ -56,6 +55,9 @@ static int select_divprune(struct iwp_view *v, struct iwp_arena *a, void *state,
         int32_t first = v->unit_first[u], n = v->unit_first[u + 1] - first;
         struct first_job j = {gram, near, n};
         iwp_units_pack(&x, v->exec, &s, NULL, first, n);
+        if (!iwp_units_finite(&x))
+            return iwp_array_check_finite(v->in, IWP_TENSOR_EMBEDS, IWP_ROWS_VISUAL,
+                                          v->first_visual, err);
         iwp_units_gram(&x, v->exec, gram);
         iwp_parallel(v->exec, first_rows, &j, (n + 63) / 64);
         for (int32_t i = 0; i < n; i++) v->scores[first + i] = n > 1 ? 1.0f - near[i] : 0;
@@ -83,6 +85,7 @@ const struct iwp_method iwp_method_divprune = {
              .positions = "compact on LLaVA, original on M-RoPE models",
              .rounding = "round-half-even(keep N), at least 1",
              .layer = -1},
+    .checks_finite = 1,
     .needs = needs,
     .check = check,
     .select = select_divprune,

@@ -11,7 +11,7 @@
 #include "prune/cosine.h"
 #include "prune/methods.h"
 
-enum { HEAD_WIDE = 1024, ROWS = 64, STEP = 256 };
+enum { HEAD_WIDE = 1024, ROWS = 64, STEP = 256, DOTS = 64 };
 
 struct pact_options {
     double lambda, dc, alpha;
@@ -78,12 +78,16 @@ struct euti_job {
 static void mean_query(void *arg, int32_t h) {
     struct euti_job *j = arg;
     int32_t d = j->q->n_dim;
-    float tmp[HEAD_WIDE];
+    float tmp[HEAD_WIDE], part[HEAD_WIDE];
     double sum[HEAD_WIDE], scale = 1 / (sqrt((double)d) * j->end);
     memset(sum, 0, sizeof(double) * (size_t)d);
-    for (int32_t i = 0; i < j->end; i++) {
-        const float *x = iwp_array_row(j->q, i, h, tmp);
-        for (int32_t t = 0; t < d; t++) sum[t] += (double)x[t];
+    for (int32_t i0 = 0; i0 < j->end; i0 += 16) { /* short sums in float, long ones in double */
+        memset(part, 0, sizeof(float) * (size_t)d);
+        for (int32_t i = i0; i < j->end && i < i0 + 16; i++) {
+            const float *x = iwp_array_row(j->q, i, h, tmp);
+            for (int32_t t = 0; t < d; t++) part[t] = part[t] + x[t];
+        }
+        for (int32_t t = 0; t < d; t++) sum[t] += (double)part[t];
     }
     for (int32_t t = 0; t < d; t++)
         j->query[(size_t)h * (size_t)d + (size_t)t] = (float)(sum[t] * scale);
@@ -93,13 +97,17 @@ static void key_rows(void *arg, int32_t task) {
     struct euti_job *j = arg;
     int32_t i1 = (task + 1) * ROWS < j->end ? (task + 1) * ROWS : j->end, heads = j->q->n_head,
             group = heads / j->k->n_head, d = j->k->n_dim;
-    float tmp[HEAD_WIDE];
+    const struct iwp_kern *kern = iwp_kern_get();
+    float tmp[HEAD_WIDE], out[DOTS];
     for (int32_t i = task * ROWS; i < i1; i++)
         for (int32_t g = 0; g < j->k->n_head; g++) {
             const float *k = iwp_array_row(j->k, i, g, tmp);
-            for (int32_t h = g * group; h < (g + 1) * group; h++)
-                j->logit[(size_t)h * (size_t)j->end + (size_t)i] =
-                    iwp_row_dot(k, j->query + (size_t)h * (size_t)d, d);
+            for (int32_t h = g * group; h < (g + 1) * group; h += DOTS) {
+                int32_t n = (g + 1) * group - h < DOTS ? (g + 1) * group - h : DOTS;
+                kern->dots(out, k, j->query + (size_t)h * (size_t)d, d, n, d);
+                for (int32_t c = 0; c < n; c++)
+                    j->logit[(size_t)(h + c) * (size_t)j->end + (size_t)i] = (double)out[c];
+            }
         }
 }
 
@@ -116,34 +124,37 @@ static void score_rows(void *arg, int32_t task) {
     const struct iwp_view *v = j->v;
     int32_t i1 = (task + 1) * ROWS < v->n_pool ? (task + 1) * ROWS : v->n_pool,
             heads = j->q->n_head;
+    const struct iwp_kern *kern = iwp_kern_get();
     float tmp[IWP_ROW_WIDE];
     for (int32_t i = task * ROWS; i < i1; i++) {
         double s = 0;
         for (int32_t h = 0; h < heads; h++)
             s += j->logit[(size_t)h * (size_t)j->end + (size_t)v->pool[i]];
         const float *x = iwp_array_row(j->h, v->pool[i], 0, tmp);
-        j->score[i] = s / heads * sqrt(iwp_row_norm2(x, j->h->n_dim));
+        float n2 = kern->norm2(x, j->h->n_dim);
+        double norm2 = n2 > 1e-30f && n2 < 1e37f ? (double)n2 : iwp_row_norm2(x, j->h->n_dim);
+        j->score[i] = s / heads * sqrt(norm2);
     }
 }
 
 /* ---- clustering ------------------------------------------------------------------------------------ */
 
 struct cluster_job {
-    float *dist; /* [n][stride] */
+    float *close; /* [n][stride] minus the distances, at most 0 */
     double *rho;
     int32_t n;
 };
 
-/* Cosines become distances; density of each row. */
+/* Cosines become distances with a minus sign; density of each row. */
 static void density_rows(void *arg, int32_t task) {
     struct cluster_job *j = arg;
     const struct iwp_kern *kern = iwp_kern_get();
     int32_t i1 = (task + 1) * ROWS < j->n ? (task + 1) * ROWS : j->n;
     float e[STEP];
     for (int32_t i = task * ROWS; i < i1; i++) {
-        float *row = j->dist + (size_t)i * iwp_gram_stride(j->n);
+        float *row = j->close + (size_t)i * iwp_gram_stride(j->n);
         double sum = 0;
-        for (int32_t k = 0; k < j->n; k++) row[k] = 1.0f - row[k];
+        for (int32_t k = 0; k < j->n; k++) row[k] = row[k] - 1.0f;
         row[i] = 0; /* also for a row of zeros */
         for (int32_t k = 0; k < j->n; k += STEP) {
             int32_t n = j->n - k < STEP ? j->n - k : STEP;
@@ -157,24 +168,17 @@ static void density_rows(void *arg, int32_t task) {
     }
 }
 
-/* The largest float that is not above x: d <= x for floats d is d <= this. */
-static float below(double x) {
-    float f = (float)x;
-    return (double)f > x ? nextafterf(f, -INFINITY) : f;
-}
-
 /* Visits from dense to sparse; a point farther than dc from every centre becomes one.  Stops after
- * `limit` centres and returns their number. */
+ * `limit` centres and returns their number.  best [n]: minus the distance to the nearest centre. */
 static int32_t find_centres(const struct cluster_job *j, const int32_t *visit, double dc,
-                            int32_t limit, uint8_t *taken, int32_t *centre) {
-    float bound = below(dc);
+                            int32_t limit, float *best, int32_t *centre) {
+    const struct iwp_kern *kern = iwp_kern_get();
     int32_t count = 0;
-    memset(taken, 0, (size_t)j->n);
+    for (int32_t i = 0; i < j->n; i++) best[i] = -INFINITY;
     for (int32_t i = 0; i < j->n && count < limit; i++) {
-        if (taken[visit[i]]) continue;
-        const float *row = j->dist + (size_t)visit[i] * iwp_gram_stride(j->n);
+        if (-(double)best[visit[i]] <= dc) continue;
         centre[count++] = visit[i];
-        for (int32_t k = 0; k < j->n; k++) taken[k] = (uint8_t)(taken[k] | (row[k] <= bound));
+        kern->max_row(best, j->close + (size_t)visit[i] * iwp_gram_stride(j->n), j->n);
     }
     return count;
 }
@@ -186,6 +190,15 @@ static void sort_ascending(int32_t *x, int32_t n, uint8_t *mark, int32_t range) 
         if (mark[i]) x[k++] = i;
 }
 
+/* Something came out as NaN or Inf: name the tensor and row that held one. */
+static int refuse(const struct iwp_view *v, iwp_err *err) {
+    struct iwp_need need[4];
+    int n = needs(v->params, 0, need, 4);
+    for (int i = 0; i < n; i++)
+        IWP_TRY(iwp_array_check_finite(v->in, need[i].tensor, need[i].rows, v->first_visual, err));
+    return iwp_err_set(err, IWP_EINVAL, "tensors q, k and h hold numbers too large to multiply");
+}
+
 struct pact_work {
     struct iwp_units x, y, z;
     float *gram, *best;
@@ -195,8 +208,8 @@ struct pact_work {
 };
 
 /* One unit: the n1 best, their clusters, and everybody's centre. */
-static void cluster_unit(struct iwp_view *v, const struct iwp_source *s, struct pact_work *w,
-                         int32_t first, int32_t n, int32_t m) {
+static int cluster_unit(struct iwp_view *v, const struct iwp_source *s, struct pact_work *w,
+                        int32_t first, int32_t n, int32_t m, iwp_err *err) {
     const struct pact_options *o = IWP_OPTIONS(pact_options, v->params);
     double dc = o->dc >= 0 ? o->dc : v->as_published ? 0.21 : -1;
     int32_t n1 = (int32_t)(n * o->lambda);
@@ -212,6 +225,7 @@ static void cluster_unit(struct iwp_view *v, const struct iwp_source *s, struct 
 
     struct cluster_job j = {w->gram, w->rho, n1};
     iwp_units_pack(&w->x, v->exec, s, w->order, 0, n1);
+    if (!iwp_units_finite(&w->x)) return refuse(v, err);
     iwp_units_gram(&w->x, v->exec, w->gram);
     iwp_parallel(v->exec, density_rows, &j, (n1 + ROWS - 1) / ROWS);
     for (int32_t i = 0; i < n1; i++) w->visit[i] = i;
@@ -221,24 +235,24 @@ static void cluster_unit(struct iwp_view *v, const struct iwp_source *s, struct 
         dc = 2;
         for (int i = 0; i < 30; i++) {
             double mid = (lo + dc) / 2;
-            if (find_centres(&j, w->visit, mid, m + 1, w->mark, w->centre) > m)
+            if (find_centres(&j, w->visit, mid, m + 1, w->best, w->centre) > m)
                 lo = mid;
             else
                 dc = mid;
         }
     }
-    int32_t n_centre = find_centres(&j, w->visit, dc, n1, w->mark, w->centre);
+    int32_t n_centre = find_centres(&j, w->visit, dc, n1, w->best, w->centre);
     sort_ascending(w->centre, n_centre, w->mark, n1);
 
     /* goes[token of the unit] = centre number, -1 dropped */
     for (int32_t i = 0; i < n; i++) w->goes[i] = -1;
     for (int32_t i = 0; i < n1; i++) {
-        float near = INFINITY;
+        float near = -INFINITY;
         int32_t to = 0;
         const float *row = w->gram + (size_t)i * iwp_gram_stride(n1);
         for (int32_t c = 0; c < n_centre; c++)
-            if (row[w->centre[c]] < near) near = row[w->centre[c]], to = c;
-        if ((double)near <= o->alpha * dc) w->goes[w->order[i] - first] = to;
+            if (row[w->centre[c]] > near) near = row[w->centre[c]], to = c;
+        if (-(double)near <= o->alpha * dc) w->goes[w->order[i] - first] = to;
     }
     for (int32_t c = 0; c < n_centre; c++) {
         w->goes[w->order[w->centre[c]] - first] = c;
@@ -247,6 +261,7 @@ static void cluster_unit(struct iwp_view *v, const struct iwp_source *s, struct 
     }
     if (n_other) {
         iwp_units_pack(&w->y, v->exec, s, w->other, 0, n_other);
+        if (!iwp_units_finite(&w->y)) return refuse(v, err);
         iwp_units_pack(&w->z, v->exec, s, w->centre, 0, n_centre);
         iwp_units_nearest(&w->y, &w->z, v->exec, w->best, w->near);
         for (int32_t i = 0; i < n_other; i++)
@@ -265,11 +280,11 @@ static void cluster_unit(struct iwp_view *v, const struct iwp_source *s, struct 
             v->merge[v->n_merge++] =
                 (struct iwp_merge){first + i, w->centre[c], 1.0f / (float)w->count[c]};
     }
+    return 0;
 }
 
 static int select_pact(struct iwp_view *v, struct iwp_arena *a, void *state, iwp_err *err) {
     (void)state;
-    (void)err;
     const struct pact_options *o = IWP_OPTIONS(pact_options, v->params);
     const struct iwp_array *arr = v->in->arr;
     int32_t n = v->n_pool, n1 = (int32_t)(n * o->lambda) + 1;
@@ -304,11 +319,14 @@ static int select_pact(struct iwp_view *v, struct iwp_arena *a, void *state, iwp
     iwp_parallel(v->exec, key_rows, &e, (e.end + ROWS - 1) / ROWS);
     iwp_parallel(v->exec, softmax_head, &e, e.q->n_head);
     iwp_parallel(v->exec, score_rows, &e, (n + ROWS - 1) / ROWS);
-    for (int32_t i = 0; i < n; i++) v->scores[i] = (float)w.score[i];
+    for (int32_t i = 0; i < n; i++) {
+        if (!(w.score[i] <= 1e300)) return refuse(v, err);
+        v->scores[i] = (float)w.score[i];
+    }
     v->has_scores = v->has_sizes = 1;
     for (int32_t u = 0; u < v->n_unit; u++)
-        cluster_unit(v, &s, &w, v->unit_first[u], v->unit_first[u + 1] - v->unit_first[u],
-                     v->unit_keep[u]);
+        IWP_TRY(cluster_unit(v, &s, &w, v->unit_first[u], v->unit_first[u + 1] - v->unit_first[u],
+                             v->unit_keep[u], err));
     return 0;
 }
 
@@ -323,6 +341,7 @@ const struct iwp_method iwp_method_pact = {
              .rounding = "nearest count not above round-half-even(keep N); with dc the data decide",
              .layer = 4},
     .separators = 1,
+    .checks_finite = 1,
     .needs = needs,
     .check = check,
     .select = select_pact,
