@@ -114,7 +114,10 @@ static void key_rows(void *arg, int32_t task) {
 static void softmax_head(void *arg, int32_t h) {
     struct euti_job *j = arg;
     double *x = j->logit + (size_t)h * (size_t)j->end, top = -INFINITY, sum = 0;
-    for (int32_t i = 0; i < j->end; i++) top = x[i] > top ? x[i] : top;
+    for (int32_t i = 0; i < j->end; i++) {
+        top = x[i] > top ? x[i] : top;
+        if (!(fabs(x[i]) <= 1e300)) sum = NAN; /* -Inf too must not pass as a weight of 0 */
+    }
     for (int32_t i = 0; i < j->end; i++) sum += x[i] = iwp_math_exp(x[i] - top);
     for (int32_t i = 0; i < j->end; i++) x[i] /= sum;
 }

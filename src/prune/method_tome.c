@@ -138,6 +138,19 @@ static int32_t spread(int32_t n, int32_t keep, int32_t r, int32_t n_step, int32_
     return n;
 }
 
+/* Steps that change the count; from -1: the one step has no block. */
+static int write_stages(struct iwp_stage *out, const int32_t *after, int32_t n_step, int layer,
+                        int32_t from) {
+    int count = 0;
+    for (int32_t b = 0; b < n_step; b++) {
+        if (count && after[b] == out[count - 1].n_keep) continue;
+        out[count].site = layer ? IWP_SITE_LAYER : IWP_SITE_TOWER;
+        out[count].at = from < 0 ? -1 : from + b;
+        out[count++].n_keep = after[b];
+    }
+    return count;
+}
+
 static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, struct iwp_stage *out,
                 int cap, iwp_err *err) {
     const struct tome_options *o = IWP_OPTIONS(tome_options, p);
@@ -155,35 +168,26 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
                 "--budget-rule: method tome with keys=vit does not cut inside the decoder");
     int32_t least = spread(n, 1, -1, steps, after);
     if (average && !p->budget.n_keep) {
-        /* The largest last count whose mean over all layers stays within the budget. */
-        int32_t lo = least - 1, hi = n;
-        double mean = 0;
-        while (lo < hi) {
-            int32_t mid = lo + (hi - lo + 1) / 2, last = spread(n, mid, -1, steps, after);
-            mean = (double)from * n + (double)(s->n_layer - from - steps) * last;
-            for (int32_t b = 0; b < steps; b++) mean += after[b];
-            if (mean <= p->budget.keep * n * s->n_layer)
-                lo = mid;
-            else
-                hi = mid - 1;
+        /* PACT's comparison: shares that fall linearly to the last layer, their mean the budget
+         * (methods-encoder 4.5); one more per layer than the formula, as there. */
+        double l = steps, lowest = 1 - (2 * l + 1) / (3 * l),
+               f = (p->budget.keep * s->n_layer - from) / l,
+               r0 = 6 * l * (1 - f) / ((l + 1) * (2 * l + 1)) * n;
+        IWP_REQUIRE(f >= lowest, err, IWP_EINVAL,
+                    "--keep %g: averaged over layers, tome from layer %d on reaches %.4g to 1",
+                    p->budget.keep, from, (from + l * lowest) / s->n_layer);
+        int32_t left = n;
+        for (int32_t b = 0; b < steps; b++) {
+            int32_t r = f < 1 ? (int32_t)(r0 * (steps - b) / l) + 1 : 0;
+            after[b] = left -= r < left / 2 ? r : left / 2;
         }
-        IWP_REQUIRE(lo >= least, err, IWP_EINVAL,
-                    "--keep %g: averaged over layers, tome cannot go that low from layer %d",
-                    p->budget.keep, from);
-        keep = lo;
+        return write_stages(out, after, steps, layer, from);
     }
     IWP_REQUIRE(o->r >= 0 || keep >= least, err, IWP_EINVAL,
                 "method tome reaches %d to %d of %d tokens in %d steps, not %d", least, n, n, steps,
                 keep);
     spread(n, keep, o->r, steps, after);
-    int count = 0;
-    for (int32_t b = 0; b < steps; b++) {
-        if (count && after[b] == out[count - 1].n_keep) continue;
-        out[count].site = layer ? IWP_SITE_LAYER : IWP_SITE_TOWER;
-        out[count].at = known ? from + b : -1;
-        out[count++].n_keep = after[b];
-    }
-    return count;
+    return write_stages(out, after, steps, layer, known ? from : -1);
 }
 
 const struct iwp_method iwp_method_tome = {
