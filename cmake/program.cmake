@@ -62,5 +62,5 @@ install(TARGETS iwp_prune_shared iwp_prune_static EXPORT iwp-targets LIBRARY DES
 install(EXPORT iwp-targets NAMESPACE iwp:: DESTINATION lib/cmake/iwp)
 install(FILES ${gen}/iwp-config.cmake ${gen}/iwp-config-version.cmake DESTINATION lib/cmake/iwp)
 install(FILES ${gen}/iwp-prune.pc DESTINATION lib/pkgconfig)
-install(FILES ${CMAKE_SOURCE_DIR}/include/iwp/error.h ${CMAKE_SOURCE_DIR}/include/iwp/prune.h DESTINATION include/iwp)
+install(FILES ${CMAKE_SOURCE_DIR}/include/iwp/error.h ${CMAKE_SOURCE_DIR}/include/iwp/prune.h ${CMAKE_SOURCE_DIR}/include/iwp/analysis.h DESTINATION include/iwp)
 install(FILES ${CMAKE_SOURCE_DIR}/examples/select.c ${CMAKE_SOURCE_DIR}/examples/CMakeLists.txt DESTINATION share/iwp/examples)
