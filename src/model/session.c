@@ -1,6 +1,7 @@
 /* One timeline over a model: see iwp/engine.h and session.h. */
 #include "model/session.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -170,6 +171,19 @@ static int32_t reusable_rows(const struct iwp_session *s, const struct iwp_promp
 
 /* ---- begin -------------------------------------------------------------------------------------- */
 
+/* How encoder rows belong to tokens is the tower's business, not the user's. */
+static int set_tower_options(struct iwp_params *prune, const struct iwp_prompt *p, iwp_err *err) {
+    const struct iwp_option *o = iwp_method_info(prune->method)->options;
+    for (; p->n_vit > 0 && o && o->name; o++) {
+        const bool merge = strcmp(o->name, "merge") == 0;
+        if (!merge && strcmp(o->name, "cls") != 0) continue;
+        char value[16];
+        snprintf(value, sizeof value, "%d", merge ? p->vit_merge : p->vit_cls);
+        IWP_TRY(iwp_params_set(prune, o->name, value, err));
+    }
+    return 0;
+}
+
 static int set_method(struct iwp_session *s, const struct iwp_params *prune, iwp_err *err) {
     s->pruned = prune != NULL;
     s->n_stage = 0;
@@ -180,7 +194,8 @@ static int set_method(struct iwp_session *s, const struct iwp_params *prune, iwp
     if (m->site == IWP_SITE_MEDIA || s->p->n_visual == 0) return 0;
     struct iwp_plan_shape shape = {.n_layer = s->e->d.n_layer, .n_visual = s->p->n_visual};
     for (int32_t i = 0; i < s->p->n; i++) shape.n_separator += s->p->code[i] == IWP_CODE_SEPARATOR;
-    int n = iwp_plan(prune, &shape, s->stage, IWP_STAGE_MAX, err);
+    IWP_TRY(set_tower_options(&s->prune, s->p, err));
+    int n = iwp_plan(&s->prune, &shape, s->stage, IWP_STAGE_MAX, err);
     IWP_TRY(n);
     s->n_stage = n;
     return 0;
