@@ -177,6 +177,13 @@ static int project(void *ctx, const float *x, int32_t n_row, float *y) {
     return iwp_prompter_project(((struct iwp_session *)ctx)->e->prompter, x, n_row, y, NULL);
 }
 
+static bool has_option(const struct iwp_params *p, const char *name) {
+    const struct iwp_option *o = iwp_method_info(p->method)->options;
+    for (; o && o->name; o++)
+        if (strcmp(o->name, name) == 0) return true;
+    return false;
+}
+
 static int give(struct iwp_session *s, struct given *g, int32_t stage, iwp_err *err) {
     const struct iwp_prompt *p = s->p;
     const struct iwp_decoder *d = &s->e->d;
@@ -216,9 +223,11 @@ static int give(struct iwp_session *s, struct given *g, int32_t stage, iwp_err *
     if (iwp_session_needs(s, stage, IWP_TENSOR_EMBEDS, &rows)) IWP_TRY(give_embeds(s, g, err));
     if (stage == 0) { /* encoder rows number the tokens of the whole prompt */
         in->window = p->window;
+        /* A method without a word for the class token does not get its row. */
+        const int32_t skip = has_option(&s->prune, "cls") ? 0 : p->vit_cls;
         if (p->vit_features)
-            in->arr[IWP_TENSOR_VIT_FEATURES] =
-                iwp_array_f32(p->vit_features, p->n_vit, 1, p->d_vit);
+            in->arr[IWP_TENSOR_VIT_FEATURES] = iwp_array_f32(
+                p->vit_features + (size_t)skip * (size_t)p->d_vit, p->n_vit - skip, 1, p->d_vit);
         if (p->vit_q)
             in->arr[IWP_TENSOR_VIT_Q] =
                 iwp_array_f32(p->vit_q, p->n_vit, p->n_vit_head, p->d_vit_head);

@@ -132,7 +132,8 @@ void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_param
             need[i].tensor == IWP_TENSOR_VIT_FEATURES || need[i].tensor == IWP_TENSOR_TEXT_EMBEDS;
         r->tap_qk |= need[i].tensor == IWP_TENSOR_VIT_Q || need[i].tensor == IWP_TENSOR_VIT_K;
     }
-    if (m->flags & IWP_METHOD_ENGINE_ONLY) r->tap_features = true; /* it projects encoder rows */
+    if ((m->flags & IWP_METHOD_ENGINE_ONLY) && m->site != IWP_SITE_MEDIA)
+        r->tap_features = true; /* it projects encoder rows */
 }
 
 int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,

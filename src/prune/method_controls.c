@@ -1,5 +1,5 @@
-/* The controls every comparison needs: none, random (seeded) and uniform (even stride).  They look
- * at no tensor, so they say what a budget alone costs. */
+/* The controls every comparison needs: none, random (seeded), uniform (even stride) and resize (a smaller
+ * picture).  They look at no tensor, so they say what a budget alone costs. */
 #include <stddef.h>
 
 #include "prune/methods.h"
@@ -109,4 +109,17 @@ const struct iwp_method iwp_method_random = {
              .rounding = "round-half-even(keep N), at least 1",
              .layer = 4},
     .select = select_random,
+};
+
+/* The engine shrinks the pictures before they are encoded; all tokens that come of it stay. */
+const struct iwp_method iwp_method_resize = {
+    .info = {.name = "resize",
+             .title = "the same picture, shrunk until it costs as many tokens",
+             .ref = "control",
+             .site = IWP_SITE_MEDIA,
+             .flags = IWP_METHOD_ENGINE_ONLY,
+             .positions = "original",
+             .rounding = "the largest count that fits round-half-even(keep N)",
+             .layer = -1},
+    .select = select_none,
 };

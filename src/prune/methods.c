@@ -8,7 +8,7 @@ static const struct iwp_method *const table[] = {
     &iwp_method_scope,  &iwp_method_zooprune, &iwp_method_visionzip,   &iwp_method_vispruner,
     &iwp_method_tome,   &iwp_method_none,     &iwp_method_random,      &iwp_method_uniform,
     &iwp_method_dart,   &iwp_method_fastv,    &iwp_method_pyramiddrop, &iwp_method_sparsevlm,
-    &iwp_method_v2drop, &iwp_method_vatp,     &iwp_method_vtw,
+    &iwp_method_v2drop, &iwp_method_vatp,     &iwp_method_vtw,         &iwp_method_resize,
 };
 
 int32_t iwp_method_count(void) { return (int32_t)(sizeof table / sizeof table[0]); }

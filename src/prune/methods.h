@@ -5,7 +5,7 @@
 #include "prune/method.h"
 
 extern const struct iwp_method iwp_method_none, iwp_method_random, iwp_method_uniform,
-    iwp_method_iwp;
+    iwp_method_resize, iwp_method_iwp;
 extern const struct iwp_method iwp_method_dart;
 extern const struct iwp_method iwp_method_fastv;
 extern const struct iwp_method iwp_method_pyramiddrop;
