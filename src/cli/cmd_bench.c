@@ -12,6 +12,9 @@ static const struct {
 #ifdef IWP_HAVE_BENCH_SELECT
     {"select", "the selection alone, beside sgemm of the same size; no model", iwp_bench_select},
 #endif
+#ifdef IWP_HAVE_ENGINE
+    {"encode", "pictures through the vision tower, by size", iwp_bench_encode},
+#endif
     {NULL, NULL, NULL},
 };
 

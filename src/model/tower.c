@@ -460,3 +460,29 @@ int iwp_tower_project(struct iwp_tower *t, const float *x, int32_t n, float *y, 
     ggml_backend_tensor_get(out, y, 0, ggml_nbytes(out));
     return 0;
 }
+
+double iwp_tower_flops(const struct iwp_tower *t, const struct iwp_pre_plan *plan) {
+    const double d = t->info.d_vision, pp = (double)t->info.pre.patch * t->info.pre.patch;
+    const double seq =
+        t->qwen ? (double)plan->grid_h * plan->grid_w : t->n_patch + (t->cls != NULL);
+    const double n_seq = t->qwen ? plan->grid_t : plan->n_tile, rows = seq * n_seq;
+    double pairs = seq * seq * n_seq, window = 0; /* query-key pairs of a full and a window block */
+    if (t->qwen) {
+        const int32_t side = plan->window / plan->patch;
+        for (int32_t y = 0; y < plan->grid_h; y += side)
+            for (int32_t x = 0; x < plan->grid_w; x += side) {
+                const double h = plan->grid_h - y < side ? plan->grid_h - y : side;
+                const double w = plan->grid_w - x < side ? plan->grid_w - x : side;
+                window += h * w * h * w;
+            }
+        window *= n_seq;
+    }
+    double sum = rows * 3 * pp * d * (t->qwen ? 2 : 1);
+    for (int32_t i = 0; i < t->info.n_block; i++) {
+        sum += rows * (4 * d * d + (t->qwen ? 3 : 2) * d * t->n_ff);
+        sum += 2 * d * (t->qwen && !t->block[i].full ? window : pairs);
+    }
+    sum += rows / t->info.merge * (double)t->mm0_w->ne[0] * (double)t->mm0_w->ne[1];
+    if (t->mm2_w) sum += rows / t->info.merge * (double)t->mm2_w->ne[0] * (double)t->mm2_w->ne[1];
+    return 2 * sum;
+}

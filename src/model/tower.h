@@ -64,6 +64,8 @@ size_t iwp_tower_out_bytes(const struct iwp_tower *t, const struct iwp_tower_out
 /* pixels [plan->n_pixel] as iwp_pre_pixels made them. */
 int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
                      const struct iwp_tower_want *want, struct iwp_tower_out *out, iwp_err *err);
+/* Multiply-adds of one item, times two. */
+double iwp_tower_flops(const struct iwp_tower *t, const struct iwp_pre_plan *plan);
 /* Encoder rows x [n][d_vision] through the projector to y [n / merge][d_model]. */
 int iwp_tower_project(struct iwp_tower *t, const float *x, int32_t n, float *y, iwp_err *err);
 
