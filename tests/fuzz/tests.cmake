@@ -1,6 +1,9 @@
 # Every tests/fuzz/fuzz_NAME.c defines LLVMFuzzerTestOneInput.  Normally it is linked with replay.c and
 # CTest runs it over tests/fuzz/corpus/NAME; with -DIWP_FUZZ=ON it is a libFuzzer program (scripts/fuzz).
 file(GLOB fuzzers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/fuzz/fuzz_*.c)
+if(NOT IWP_ENGINE)
+  list(FILTER fuzzers EXCLUDE REGEX "/fuzz_chat\\.c$")
+endif()
 foreach(f ${fuzzers})
   get_filename_component(n ${f} NAME_WE)
   string(REGEX REPLACE "^fuzz_" "" n ${n})
