@@ -64,8 +64,8 @@ def pip_reason(text):
         return "python3 has no pip (install python3-pip)"
     if any(s in low for s in ("connection", "resolve", "timed out", "timeout", "network", "proxy", "ssl", "retrying")):
         return "the package registry cannot be reached; check the network and run again"
-    if "no matching distribution" in low:
-        return "the registry does not have it"
+    if "no matching distribution" in low:          # pip says no more than this when it cannot connect at once
+        return "the package registry cannot be reached or no longer has it; check the network and run again"
     lines = [x for x in text.strip().splitlines() if x.strip()]
     return lines[-1].strip() if lines else "pip failed without a word"
 

@@ -1,7 +1,7 @@
 """Caches the tower's features of all pictures as float16 memory maps.
 
 Owns: `WORK/<set>.npy` ([n, 197, 768], last-but-one layer, patches in reading order, then the class token) and, for
-generated sets, `WORK/<set>.json` with the questions. Sets: photos-train, photos-dev, photos-test,
+generated sets, `WORK/<set>.json` with questions and words. Sets: photos-train, photos-dev, photos-test,
 gen-train, gen-dev, gen-test. A finished part is kept: a killed run goes on where it stopped.
 usage: features.py SET [COUNT]"""
 import json
@@ -27,7 +27,7 @@ def items(name, count):
         rows = parts.photos(name[7:])
         return [lambda p=r["path"]: Image.open(p) for r in rows], None
     todo = pictures.plan(count, SEEDS[name])
-    return [lambda f=f, s=s: pictures.make(f, s)[0] for f, s in todo], [pictures.make(f, s)[1] for f, s in todo]
+    return [lambda f=f, s=s: pictures.make(f, s)[0] for f, s in todo], [pictures.make(f, s)[1:] for f, s in todo]
 
 
 def main(name, count=0, layer=LAYER):

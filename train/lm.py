@@ -31,6 +31,27 @@ def rope(x, cos, sin):
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
+def lin(x, w, a, b):
+    y = F.linear(x, w)
+    return y if a is None else y + F.linear(F.linear(x, a), b)
+
+
+def block(x, cos, sin, mask, n1, n2, wq, aq, bq, wk, ak, bk, wv, av, bv, wo, ao, bo, wg, ag, bg, wu, au, bu, wd, ad, bd):
+    """One decoder layer. Plain products: torch's fused attention is several times slower backwards with a mask."""
+    bsz, s, _ = x.shape
+    y = rms(x, n1)
+    q = rope(lin(y, wq, aq, bq).view(bsz, s, HEADS, DH), cos, sin)
+    k = rope(lin(y, wk, ak, bk).view(bsz, s, KV, DH), cos, sin)
+    v = lin(y, wv, av, bv).view(bsz, s, KV, DH)
+    k = k[:, :, :, None].expand(-1, -1, -1, 3, -1).reshape(bsz, s, HEADS, DH)
+    v = v[:, :, :, None].expand(-1, -1, -1, 3, -1).reshape(bsz, s, HEADS, DH)
+    w = torch.matmul(q.transpose(1, 2) * DH ** -.5, k.permute(0, 2, 3, 1)) + mask
+    y = torch.matmul(torch.softmax(w, -1), v.transpose(1, 2))
+    x = x + lin(y.transpose(1, 2).reshape(bsz, s, D), wo, ao, bo)
+    y = rms(x, n2)
+    return x + lin(F.silu(lin(y, wg, ag, bg)) * lin(y, wu, au, bu), wd, ad, bd)
+
+
 class Projector(nn.Module):
     def __init__(self):
         super().__init__()
@@ -74,13 +95,6 @@ class Decoder(nn.Module):
             self.a = {k: v.to(self.dtype) for k, v in self.A.items()}
             self.b = {k: (v * self.scale).to(self.dtype) for k, v in self.B.items()}
 
-    def lin(self, x, i, n):
-        y = F.linear(x, self.base[i, n])
-        if self.rank:
-            k = "%d_%s" % (i, n)
-            y = y + F.linear(F.linear(x, self.a[k]), self.b[k])
-        return y
-
     def merge(self):
         """Folds the low-rank part into the base weights (for evaluation)."""
         with torch.no_grad():
@@ -93,19 +107,13 @@ class Decoder(nn.Module):
         self.rank = 0
         self.A, self.B = nn.ParameterDict(), nn.ParameterDict()
 
-    def layer(self, x, i, cos, sin, mask):
-        bsz, s, _ = x.shape
-        y = rms(x, self.base[i, "attn_norm"])
-        q = rope(self.lin(y, i, "attn_q").view(bsz, s, HEADS, DH), cos, sin)
-        k = rope(self.lin(y, i, "attn_k").view(bsz, s, KV, DH), cos, sin)
-        v = self.lin(y, i, "attn_v").view(bsz, s, KV, DH)
-        k = k[:, :, :, None].expand(-1, -1, -1, 3, -1).reshape(bsz, s, HEADS, DH)
-        v = v[:, :, :, None].expand(-1, -1, -1, 3, -1).reshape(bsz, s, HEADS, DH)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                           attn_mask=mask, is_causal=mask is None)
-        x = x + self.lin(y.transpose(1, 2).reshape(bsz, s, D), i, "attn_output")
-        y = rms(x, self.base[i, "ffn_norm"])
-        return x + self.lin(F.silu(self.lin(y, i, "ffn_gate")) * self.lin(y, i, "ffn_up"), i, "ffn_down")
+    def tensors(self, i):
+        """What `block` takes for layer i: two norms, then (weight, a, b) of each linear."""
+        out = [self.base[i, "attn_norm"], self.base[i, "ffn_norm"]]
+        for n in LINEARS:
+            k = "%d_%s" % (i, n)
+            out += [self.base[i, n]] + ([self.a[k], self.b[k]] if self.rank else [None, None])
+        return out
 
     def forward(self, x, pos, mask, mask_from=None):
         """mask_from: (layer, other mask) replaces the mask from that layer on."""
@@ -113,7 +121,7 @@ class Decoder(nn.Module):
         x = x.to(self.dtype)
         for i in range(N_LAYER):
             m = mask_from[1] if mask_from and i >= mask_from[0] else mask
-            x = self.layer(x, i, cos, sin, m)
+            x = block(x, cos, sin, m, *self.tensors(i))
         return rms(x, self.out_norm)
 
     def logits(self, h):

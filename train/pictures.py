@@ -1,7 +1,7 @@
 """Generated pictures with questions about local detail.
 
-Owns: `make(family, seed)` -> (224 x 224 picture, [(task, question, [answers])]). Everything follows
-from the seed. Families: scene (shapes, colours, counts, positions), text, chart, and look-alikes of
+Owns: `make(family, seed)` -> (224 x 224 picture, [(task, question, [answers])], words for what can be
+seen in it). Everything follows from the seed. Families: scene (shapes, colours, counts, positions), text, chart, and look-alikes of
 the BlindTest tasks (lines, circles2, rings, nested, grid, letter). Answers are drawn first and the
 picture is built for them, so that every answer of a task is about equally frequent."""
 import math
@@ -119,7 +119,7 @@ def scene(rng):
         colour = one_colour if same and i < n_counted else rng.choice(usable)
         draw_shape(c, shape, x, y, r, jitter(rng, PALETTE[colour]))
         things.append((colour, shape, x, y, r))
-    return c.done(), scene_questions(rng, things, counted, n_counted, usable)
+    return c.done(), scene_questions(rng, things, counted, n_counted, usable), [w for t in things for w in t[:2]]
 
 
 def scene_questions(rng, things, counted, n_counted, usable):
@@ -187,7 +187,7 @@ def text(rng):
         ask = "What %s is written in %s? Answer with the %s." % (what, k, what) if n > 1 else \
               "What %s is written in the picture? Answer with the %s." % (what, what)
         q.append(("gen-number" if numbers else "gen-word", ask, [s.lower()]))
-    return c.done(), q
+    return c.done(), q, colours + [x for _, _, a in q for x in (list(a[0]) if numbers else a)]
 
 
 def chart(rng):
@@ -216,7 +216,7 @@ def chart(rng):
         ("gen-chart-max", "Which bar is the tallest? Answer with its letter.", [names[best]]),
         ("gen-chart-max", "What color is the tallest bar? Answer with one word.", [colours[best].capitalize()]),
         ("gen-chart-value", "What is the value of bar %s? Answer with a number." % names[k], [str(values[k])]),
-        ("gen-chart-count", "How many bars are in the chart? Answer with a number.", [str(n)])]
+        ("gen-chart-count", "How many bars are in the chart? Answer with a number.", [str(n)])], ["chart"] + names + colours
 
 
 def crossings(a, b):
@@ -235,7 +235,7 @@ def lines(rng):
     xs, w = [22, 112, 202], rng.choice([2, 3, 4])
     for ys, k in ((a, (0, 0, 255)), (b, (255, 0, 0))):
         c.line([(x, 22 + 180 * y / m) for x, y in zip(xs, ys)], k, w)
-    return c.done(), [("like-lines", "How many times do the blue and red lines touch each other? Answer with a number in curly brackets, e.g., {5}.", ["{%d}" % want])]
+    return c.done(), [("like-lines", "How many times do the blue and red lines touch each other? Answer with a number in curly brackets, e.g., {5}.", ["{%d}" % want])], ["lines"]
 
 
 def circles2(rng):
@@ -255,7 +255,7 @@ def circles2(rng):
             c.ring(x, y, r, k, 2)
     a = ["Yes" if touch else "No"]
     return c.done(), [("like-touching", "Are the two circles touching each other? Answer with Yes/No.", a),
-                      ("like-overlapping", "Are the two circles overlapping? Answer with Yes/No.", a)]
+                      ("like-overlapping", "Are the two circles overlapping? Answer with Yes/No.", a)], ["circles"]
 
 
 def rings(rng):
@@ -276,7 +276,7 @@ def rings(rng):
         else:
             p = corners(x, y, r, 5)
             c.line(p + p[:2], col, 2)
-    return c.done(), [("like-" + kind + "s", "How many %ss are in the image? Answer with only the number in numerical format." % kind, [str(n)])]
+    return c.done(), [("like-" + kind + "s", "How many %ss are in the image? Answer with only the number in numerical format." % kind, [str(n)])], [kind + "s"]
 
 
 def nested(rng):
@@ -290,7 +290,7 @@ def nested(rng):
         t = s * rng.uniform(.55, .75)
         x, y = x + rng.uniform(-.5, .5) * (s - t - 5), y + rng.uniform(-.5, .5) * (s - t - 5)
         s = t
-    return c.done(), [("like-nested", "How many squares are in the image? Please answer with a number in curly brackets e.g., {10}.", ["{%d}" % n])]
+    return c.done(), [("like-nested", "How many squares are in the image? Please answer with a number in curly brackets e.g., {10}.", ["{%d}" % n])], ["squares"]
 
 
 def grid(rng):
@@ -308,7 +308,7 @@ def grid(rng):
         for i in range(rows):
             for j in range(cols):
                 c.text(lo + (hi - lo) * (j + .5) / cols, lo + (hi - lo) * (i + .5) / rows, rng.choice(WORDS)[:4], 9, (0, 0, 0))
-    return c.done(), [("like-grid", "How many rows and columns are in the table? Answer with only the numbers in a pair (row, column), e.g., (5,6)", ["(%d,%d)" % (rows, cols)])]
+    return c.done(), [("like-grid", "How many rows and columns are in the table? Answer with only the numbers in a pair (row, column), e.g., (5,6)", ["(%d,%d)" % (rows, cols)])], ["table"]
 
 
 def letter(rng):
@@ -321,7 +321,7 @@ def letter(rng):
         c.text(x0 + i * step, SIZE / 2, ch, 32, (20, 20, 20))
     c.ring(x0 + k * step, SIZE / 2, 22, (230, 20, 20), 3)
     return c.done(), [("like-letter", "Which letter is being circled? Answer with the letter.", [s[k]]),
-                      ("gen-word", "What word is written in the picture? Answer with the word.", [s.lower()])]
+                      ("gen-word", "What word is written in the picture? Answer with the word.", [s.lower()])], [s.lower()] + list(s)
 
 
 FAMILIES = {"scene": scene, "text": text, "chart": chart, "lines": lines, "circles2": circles2, "rings": rings,
