@@ -1,11 +1,14 @@
-# The shipped model and its test data. `model` needs python3 with pip; `data` also Pillow.
+# The shipped model and its test data. Both need python3 with pip; what they need of Python packages
+# (numpy, Pillow) is fetched into out/python when the system has none.
 .PHONY: model data train-model
 
 model:
 	scripts/get-model
 
 data:
-	python3 train/manifests.py --out $${IWP_DATA:-out/data}
+	@python3 -c 'import PIL, numpy' 2>/dev/null || [ -d out/python ] || \
+	  python3 -m pip install --quiet --disable-pip-version-check --target out/python numpy pillow
+	PYTHONPATH=out/python python3 train/manifests.py --out $${IWP_DATA:-out/data}
 
 train-model:
 	train/run

@@ -2,7 +2,7 @@
 
 Owns: `WORK/<set>.npy` ([n, 197, 768], last-but-one layer, patches in reading order, then the class token) and, for
 generated sets, `WORK/<set>.json` with questions and words. Sets: photos-train, photos-dev, photos-test,
-gen-train, gen-dev, gen-test. A finished part is kept: a killed run goes on where it stopped.
+gen-train, gen-dev, gen-test, or manifest:FILE.jsonl. A finished part is kept: a killed run goes on where it stopped.
 usage: features.py SET [COUNT]"""
 import json
 import os
@@ -24,18 +24,24 @@ SEEDS = {"gen-train": 1001, "gen-dev": 2002, "gen-test": 3003}
 def items(name, count):
     """[(function -> PIL picture)] and, for generated sets, their questions."""
     if name.startswith("photos-"):
-        rows = parts.photos(name[7:])
+        rows = parts.photos(name[7:])[:count or None]
         return [lambda p=r["path"]: Image.open(p) for r in rows], None
+    if name.startswith("manifest:"):                # any manifest of the contract, for evaluation
+        path = name[9:]
+        with open(path) as f:
+            files = [os.path.join(os.path.dirname(path), json.loads(line)["image"]) for line in f]
+        return [lambda p=p: Image.open(p) for p in files], None
     todo = pictures.plan(count, SEEDS[name])
     return [lambda f=f, s=s: pictures.make(f, s)[0] for f, s in todo], [pictures.make(f, s)[1:] for f, s in todo]
 
 
 def main(name, count=0, layer=LAYER):
     os.makedirs(parts.WORK, exist_ok=True)
-    path, mark = os.path.join(parts.WORK, name + ".npy"), os.path.join(parts.WORK, name + ".done")
+    base = os.path.join(parts.WORK, os.path.splitext(os.path.basename(name))[0])
+    path, mark = base + ".npy", base + ".done"
     todo, questions = items(name, count)
     if questions is not None:
-        with open(os.path.join(parts.WORK, name + ".json"), "w") as f:
+        with open(base + ".json", "w") as f:
             json.dump(questions, f)
     done = int(open(mark).read()) if os.path.exists(mark) and os.path.exists(path) else 0
     shape = (len(todo), 197, 768)
