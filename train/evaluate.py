@@ -4,7 +4,7 @@ Owns: caption NLL with the right, a wrong and no picture; accuracy per task; the
 matter". A question counts as right when greedy decoding gives exactly the reference: every token of
 it, and the end mark, is the most likely one after those before it. NLL is per token of the reference
 without the end mark.
-usage: evaluate.py captions|yesno|generated|blindtest|layers [--models DIR] [--limit N]"""
+usage: evaluate.py captions|yesno|generated|blindtest|layers|describe [--models DIR] [--limit N] [PICTURE ...]"""
 import argparse
 import collections
 import json
@@ -14,13 +14,14 @@ import os
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-import features
 import lm
 import pack
 import parts
 import questions
 import tokenizer
+import tower
 import model_gguf
 import model_parts
 
@@ -70,6 +71,22 @@ class Model:
                 s[1] += 1
             s[2] = s[2] and ok
         return list(out.values())
+
+    @torch.no_grad()
+    def answer(self, feats, question, most=40):
+        """Greedy answer to one question about one picture ([1,197,768])."""
+        ids, end = [], self.tok.ids[pack.END]
+        while len(ids) < most:
+            row = pack.Row(self.tok, 196, [("caption", question, [""])])
+            last = row.loss[0][0]
+            row.add(ids, row.pos[last] + 1, 1, 1)
+            batch = pack.Batch([row], self.dec.embed)
+            h = self.dec(self.embed(batch, feats), batch.pos, batch.mask)[0, -1 if ids else last]
+            k = int(self.dec.logits(h[None]).argmax())
+            if k == end:
+                break
+            ids.append(k)
+        return self.tok.decode(ids)
 
     @torch.no_grad()
     def layer_sweep(self, groups, feats):
@@ -225,9 +242,20 @@ def layers(model, a):
         print("| %s | %.4f | %.1f | %.1f |" % (l if l < lm.N_LAYER else "never", m["caption"], m.get("photo-yesno", 0), m["generated"]))
 
 
+def describe(model, a):
+    """Greedy captions of picture files, or of the first photographs of the split."""
+    net = tower.Tower(parts.base_tower())
+    files = a.pictures or [r["path"] for r in parts.photos(a.split)[:a.limit or 20]]
+    for path in files:
+        f = net.hidden(tower.prepare(Image.open(path))[None])
+        print("%s\t%s" % (os.path.basename(path), model.answer(f, a.question)), flush=True)
+
+
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("what", choices=["captions", "yesno", "generated", "blindtest", "layers"])
+    ap.add_argument("what", choices=["captions", "yesno", "generated", "blindtest", "layers", "describe"])
+    ap.add_argument("pictures", nargs="*")
+    ap.add_argument("--question", default="Describe the image in one sentence.")
     ap.add_argument("--models", default=os.path.join(model_parts.cache_dir(), "models"))
     ap.add_argument("--split", default="test")
     ap.add_argument("--limit", type=int)

@@ -28,7 +28,7 @@ WORKERS = 2
 PHOTOS, GENERATED = 6, 4               # pictures of each kind in a batch
 QUESTIONS = 6                          # questions about one photograph in a batch, besides the captions
 # name, steps, side of the grid of visual tokens, factor on the learning rates at start and end
-RECIPE = [("pooled", 260, 7, 1.0, 0.8), ("full", 200, 14, 0.7, 0.03)]
+RECIPE = [("pooled", 260, 7, 1.0, 0.8), ("full", 80, 14, 0.7, 0.03)]
 LR_LM, LR_PROJECTOR, WARM_UP, CLIP = 1e-3, 5e-4, 20, 1.0
 SAVE_EVERY = 120                       # seconds
 OTHERS = 3000                          # words that never occur in the data, kept in the loss
@@ -106,7 +106,7 @@ def share(params):
 
 
 class Log:
-    """Means over 20 steps, appended to WORK/loss.csv by the first worker."""
+    """Means over 5 steps, appended to WORK/loss.csv by the first worker."""
 
     def __init__(self, rank):
         self.path, self.rank = os.path.join(parts.WORK, "loss.csv"), rank
@@ -127,7 +127,7 @@ class Log:
                 if new:
                     w.writerow(["step", "stage", "seconds", "caption_nll", "answer_nll"])
                 w.writerow(row)
-            print(*row, "%.2f pictures/s" % ((PHOTOS + GENERATED) * 20 / (time.time() - self.last)), flush=True)
+            print(*row, "%.2f pictures/s" % ((PHOTOS + GENERATED) * 5 / (time.time() - self.last)), flush=True)
         self.sums, self.last = {}, time.time()
 
 
@@ -178,7 +178,7 @@ def work(rank, until):
         step += 1
         log.add(nll.detach(), batch.wgt)
         seconds = before + time.time() - t0
-        if step % 20 == 0:
+        if step % 5 == 0:
             log.write(step, name, seconds)
         if rank == 0 and time.time() - saved > SAVE_EVERY:
             save(path, proj, dec, opt, step, seconds)
