@@ -29,7 +29,7 @@ build: deps ## build/iwp, optimised
 dev: deps ## build/dev/iwp with sanitizers, warnings are errors
 	@$(call preset,dev)
 
-demo: build ## which parts of a picture survive: kept set, time, overlay in out/demo.png
+demo: build ## a question about a photograph with and without pruning; overlay in out/demo.png
 	@scripts/demo
 
 test: format-check test-fuzz test-tsan build dev ## everything, some minutes; ends with CTest's summary
