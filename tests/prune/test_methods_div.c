@@ -433,7 +433,7 @@ TEST(zooprune_example) {
     in.project = NULL;
     run(&r, "zooprune", "", &in, 3);
     CHECK_INT(r.rc, IWP_EMISSING);
-    CHECK(strstr(r.err.msg, "engine-only") != NULL);
+    CHECK(strstr(r.err.msg, "projector") != NULL);
 }
 
 /* ---- random cases ------------------------------------------------------------------------------ */
