@@ -4,7 +4,8 @@ Owns: caption NLL with the right, a wrong and no picture; accuracy per task; the
 matter". A question counts as right when greedy decoding gives exactly the reference: every token of
 it, and the end mark, is the most likely one after those before it. NLL is per token of the reference
 without the end mark.
-usage: evaluate.py captions|yesno|generated|blindtest|layers|describe [--models DIR] [--limit N] [PICTURE ...]"""
+usage: evaluate.py captions|yesno|generated|blindtest|layers [...] [--models DIR] [--limit N]
+       evaluate.py describe --pictures FILE ..."""
 import argparse
 import collections
 import json
@@ -204,9 +205,10 @@ def generated(model, a):
 
 def blindtest(model, a):
     with open(a.manifest) as fh:
-        rows = [json.loads(line) for line in fh][:a.limit]
+        rows = [json.loads(line) for line in fh]
+    step = max(1, len(rows) // (a.limit or len(rows)))      # all tasks stay in a limited run
     form = {"lines": "{%s}", "nested": "{%s}"}          # the prompt asks for curly brackets
-    items = [(i, r["task"], r["question"], form.get(r["task"], "%s") % r["answer"]) for i, r in enumerate(rows)]
+    items = [(i, r["task"], r["question"], form.get(r["task"], "%s") % r["answer"]) for i, r in enumerate(rows) if i % step == 0]
     table(accuracy(model, items, feats_of("blindtest")))
 
 
@@ -253,8 +255,8 @@ def describe(model, a):
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("what", choices=["captions", "yesno", "generated", "blindtest", "layers", "describe"])
-    ap.add_argument("pictures", nargs="*")
+    ap.add_argument("what", nargs="+", choices=["captions", "yesno", "generated", "blindtest", "layers", "describe"])
+    ap.add_argument("--pictures", nargs="*")
     ap.add_argument("--question", default="Describe the image in one sentence.")
     ap.add_argument("--models", default=os.path.join(model_parts.cache_dir(), "models"))
     ap.add_argument("--split", default="test")
@@ -263,7 +265,10 @@ def main():
     ap.add_argument("--threads", type=int, default=1)
     a = ap.parse_args()
     torch.set_num_threads(a.threads)
-    globals()[a.what](Model(a.models), a)
+    model = Model(a.models)
+    for what in a.what:
+        print("\n### %s (%s, limit %s)" % (what, a.split, a.limit), flush=True)
+        globals()[what](model, a)
 
 
 if __name__ == "__main__":
