@@ -173,15 +173,24 @@ static int give_embeds(const struct iwp_session *s, struct given *g, iwp_err *er
     return 0;
 }
 
-static int project(void *ctx, const float *x, int32_t n_row, float *y) {
-    return iwp_prompter_project(((struct iwp_session *)ctx)->e->prompter, x, n_row, y, NULL);
-}
-
 static bool has_option(const struct iwp_params *p, const char *name) {
     const struct iwp_option *o = iwp_method_info(p->method)->options;
     for (; o && o->name; o++)
         if (strcmp(o->name, name) == 0) return true;
     return false;
+}
+
+/* A token may be several rows of the tower (Qwen: four).  Methods that know have an option for it; to
+ * the others it is one long row, which is how the projector sees it too. */
+static int32_t rows_per_token(const struct iwp_session *s) {
+    return s->p->vit_merge > 1 && s->p->vit_cls == 0 && !has_option(&s->prune, "merge")
+               ? s->p->vit_merge
+               : 1;
+}
+
+static int project(void *ctx, const float *x, int32_t n_row, float *y) {
+    const struct iwp_session *s = ctx;
+    return iwp_prompter_project(s->e->prompter, x, n_row * rows_per_token(s), y, NULL);
 }
 
 static int give(struct iwp_session *s, struct given *g, int32_t stage, iwp_err *err) {
@@ -225,9 +234,11 @@ static int give(struct iwp_session *s, struct given *g, int32_t stage, iwp_err *
         in->window = p->window;
         /* A method without a word for the class token does not get its row. */
         const int32_t skip = has_option(&s->prune, "cls") ? 0 : p->vit_cls;
+        const int32_t join = rows_per_token(s);
         if (p->vit_features)
-            in->arr[IWP_TENSOR_VIT_FEATURES] = iwp_array_f32(
-                p->vit_features + (size_t)skip * (size_t)p->d_vit, p->n_vit - skip, 1, p->d_vit);
+            in->arr[IWP_TENSOR_VIT_FEATURES] =
+                iwp_array_f32(p->vit_features + (size_t)skip * (size_t)p->d_vit,
+                              (p->n_vit - skip) / join, 1, p->d_vit * join);
         if (p->vit_q)
             in->arr[IWP_TENSOR_VIT_Q] =
                 iwp_array_f32(p->vit_q, p->n_vit, p->n_vit_head, p->d_vit_head);

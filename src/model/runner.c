@@ -79,6 +79,8 @@ static int fill_mask(const struct input *in, iwp_err *err) {
 
 static int fill(const struct iwp_decoder *d, const struct inputs *in, iwp_err *err) {
     for (int32_t i = 0; i < in->n; i++) {
+        if (!in->at[i].t->buffer)
+            continue; /* no node reads it: a mask of rows that are only cached */
         if (in->at[i].span)
             IWP_TRY(fill_pos(d, &in->at[i], err));
         else
@@ -185,7 +187,6 @@ int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float
     struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n);
     ggml_set_input(x);
     struct ggml_tensor *pos = pos_input(d, ctx, in, span, n);
-    const bool roped = out->q_rope || out->k_rope;
     struct iwp_decoder_qkv o =
         iwp_decoder_build_qkv(d, ctx, l, x, pos, out->q != NULL || out->q_rope != NULL);
     want(graph, o.q, out->q);
@@ -195,7 +196,6 @@ int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float
     want(graph, o.v, out->v);
     if (ggml_graph_n_nodes(graph) == 0) goto fail;
     iwp_backend_size_threads(d->b, (double)iwp_decoder_qkv_weights(d) * n);
-    if (!roped) in->n = 0; /* no rotary node: the positions have no memory */
     IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
     ggml_backend_tensor_set(x, rows, 0, (size_t)n * (size_t)d->d_model * sizeof(float));
     IWP_TRY_GOTO(fill(d, in, err));
