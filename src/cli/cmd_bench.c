@@ -14,6 +14,7 @@ static const struct {
 #endif
 #ifdef IWP_HAVE_ENGINE
     {"encode", "pictures through the vision tower, by size", iwp_bench_encode},
+    {"prefill", "prompt processing with and without pruning", iwp_bench_prefill},
 #endif
     {NULL, NULL, NULL},
 };

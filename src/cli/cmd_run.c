@@ -137,9 +137,9 @@ static int once(struct iwp_run_job *j, iwp_err *err) {
     }
     struct iwp_run_result res;
     int rc = iwp_run_answer(j, &r, !a->json, &res, err);
-    if (rc >= 0 && a->json) rc = iwp_run_json(j, &res, err);
     if (rc >= 0 && a->dump) rc = iwp_session_dump(j->s, a->dump, err);
     if (rc >= 0 && (a->overlay || a->prune_dump)) rc = iwp_run_draw(j, &res, err);
+    if (rc >= 0 && a->json) rc = iwp_run_json(j, &res, err);
     if (rc >= 0) iwp_run_summary(j, &res);
     iwp_run_result_free(&res);
     return rc;

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# bad_input.sh IWP DATA: every bad file or flag is one line on stderr, the right exit code, nothing on stdout,
+# nothing left behind.
+set -u
+iwp=$1 data=$2
+golden=${IWP_SHARED:-$data/../../../shared}/golden
+[ -d "$golden/models/llava-ov" ] || golden=$data/golden
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+"$iwp" convert "$golden/models/llava-ov" -o "$dir/m.gguf" --mmproj "$dir/p.gguf" --type f32 -lv 1 >/dev/null || exit 1
+picture=$(find "$golden/vectors/llava-ov/images" -name '*.png' | sort | head -1)
+failed=0
+expect() { # expect CODE TEXT ARGS...
+    local code=$1 text=$2 rc=0
+    shift 2
+    "$iwp" run -t 1 -lv 2 "$@" >"$dir/out" 2>"$dir/err" </dev/null || rc=$?
+    if [ $rc != "$code" ] || [ -s "$dir/out" ] || [ "$(wc -l <"$dir/err")" != 1 ] || ! grep -q -- "$text" "$dir/err"; then
+        echo "iwp run $*: exit $rc, wanted $code and '$text'; stdout $(wc -c <"$dir/out") bytes; stderr:"
+        head -5 "$dir/err"
+        failed=1
+    fi
+}
+m=(-m "$dir/m.gguf") mm=(-mm "$dir/p.gguf") q=(-p hi -n 2)
+head -c 100000 "$dir/m.gguf" >"$dir/short.gguf"
+printf 'not a picture' >"$dir/bad.jpg"
+: >"$dir/empty.png"
+head -c 200 "$picture" >"$dir/cut.png"
+XDG_CACHE_HOME=$dir expect 1 "make model" "${q[@]}"
+expect 1 "nowhere.gguf" -m "$dir/nowhere.gguf" "${q[@]}"
+expect 1 "short.gguf" -m "$dir/short.gguf" "${q[@]}"
+expect 1 "-m wants" -m "$dir/p.gguf" "${q[@]}"
+expect 1 "-mm wants" "${m[@]}" -mm "$dir/m.gguf" "${q[@]}"
+expect 1 "mmproj" "${m[@]}" "${q[@]}" --image "$picture"
+expect 1 "nothere.png" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$dir/nothere.png"
+for f in bad.jpg empty.png cut.png; do expect 1 "$f" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$dir/$f"; done
+expect 2 "--prune-layer" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune iwp --keep 0.5 --prune-layer 8
+expect 2 "--keep" "${m[@]}" "${q[@]}" --prune iwp --keep 1.5
+expect 2 "--keep" "${m[@]}" "${q[@]}" --prune iwp --keep 0
+expect 2 "iwq" "${m[@]}" "${q[@]}" --prune iwq --keep 0.5
+expect 2 "positions" "${m[@]}" "${q[@]}" --prune iwp --keep 0.5 --prune-opt positions=odd
+expect 1 "-c" "${m[@]}" -p "$(printf 'word %.0s' $(seq 100))" -n 2 -c 16
+expect 2 "-ctk" "${m[@]}" "${q[@]}" -ctk f64
+expect 1 "q8_0" "${m[@]}" "${q[@]}" -ctk q8_0
+expect 1 "127.0.0.1:1" "${m[@]}" "${q[@]}" --rpc 127.0.0.1:1
+expect 2 "host:port" "${m[@]}" "${q[@]}" --rpc nonsense
+expect 2 "--json" "${m[@]}" --json
+expect 1 "nodir" "${m[@]}" "${q[@]}" --json --dump-tensors "$dir/nodir/x.safetensors"
+exit $failed
