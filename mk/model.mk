@@ -7,7 +7,7 @@ model:
 
 data:
 	@python3 -c 'import PIL, numpy' 2>/dev/null || [ -d out/python ] || \
-	  python3 -m pip install --quiet --disable-pip-version-check --target out/python numpy pillow
+	  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target out/python numpy pillow
 	PYTHONPATH=out/python python3 train/manifests.py --out $${IWP_DATA:-out/data}
 
 train-model:

@@ -30,13 +30,13 @@ BATCH = 6
 
 
 class Model:
-    def __init__(self, folder):
+    def __init__(self, folder, dtype=torch.bfloat16):
         with open(os.path.join(folder, "iwp-photo.gguf"), "rb") as f:
             g = model_gguf.Reader(f.read())
         with open(os.path.join(folder, "iwp-photo-mmproj.gguf"), "rb") as f:
             m = model_gguf.Reader(f.read())
         self.tok = tokenizer.Tokenizer(g.keys)
-        self.dec = lm.Decoder(g, rank=0)
+        self.dec = lm.Decoder(g, rank=0, dtype=dtype)
         self.proj = lm.Projector()
         t = lambda k: torch.from_numpy(m.array(k))
         with torch.no_grad():
@@ -262,10 +262,11 @@ def main():
     ap.add_argument("--split", default="test")
     ap.add_argument("--limit", type=int)
     ap.add_argument("--manifest", default="")
+    ap.add_argument("--f32", action="store_true", help="language model in float32 (slower, closer to other programs)")
     ap.add_argument("--threads", type=int, default=1)
     a = ap.parse_args()
     torch.set_num_threads(a.threads)
-    model = Model(a.models)
+    model = Model(a.models, torch.float32 if a.f32 else torch.bfloat16)
     for what in a.what:
         print("\n### %s (%s, limit %s)" % (what, a.split, a.limit), flush=True)
         globals()[what](model, a)
