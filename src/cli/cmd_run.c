@@ -104,7 +104,10 @@ int iwp_run_answer(struct iwp_run_job *j, struct iwp_prompt_request *r, bool str
     IWP_TRY(iwp_session_generate(j->s, &g, &out->answer, err));
     out->ms_ttft = t1 - t0 + out->answer.ms_first;
     out->ms_total = iwp_clock_ms() - t0;
-    if (stream) fputc('\n', stdout);
+    if (stream) {
+        fputc('\n', stdout);
+        fflush(stdout); /* before the summary on stderr */
+    }
     return 0;
 }
 
