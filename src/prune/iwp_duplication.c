@@ -54,7 +54,6 @@ int iwp_dup_layout(struct iwp_dup *d, const struct iwp_view *v, int32_t n_max, i
     d->d2 = d->unit ? width : 0;
     d->scale = d->key ? 1.0f / (2.0f * sqrtf((float)d->key->n_dim)) : 0;
     if (cap_row < IWP_BLOCK) cap_row = IWP_BLOCK; /* find_range asks for whole blocks */
-    d->cap_row = cap_row;
     size_t panels = ((size_t)n_max + IWP_PANEL - 1) / IWP_PANEL, lanes = panels * IWP_PANEL,
            per = (size_t)d->n_head * (size_t)(d->d1 + d->d2);
     d->panel = IWP_TAKE(a, float, lanes *per);
@@ -62,9 +61,9 @@ int iwp_dup_layout(struct iwp_dup *d, const struct iwp_view *v, int32_t n_max, i
     d->share = IWP_TAKE(a, float, d->joint ? lanes *(size_t)d->n_head : 0);
     d->token = IWP_TAKE(a, int32_t, lanes);
     d->lane = IWP_TAKE(a, int32_t, v->n_pool);
-    d->mean = IWP_TAKE(a, double, (size_t)d->n_head *(size_t)d->d1);
+    d->mean = IWP_TAKE(a, float, (size_t)d->n_head *(size_t)d->d1);
+    d->factor = IWP_TAKE(a, float, lanes *(size_t)d->n_head);
     d->block = IWP_TAKE(a, float, (size_t)cap_row *per);
-    d->row_at = IWP_TAKE(a, int32_t, cap_row);
     d->block_norm2 = IWP_TAKE(a, float, (size_t)cap_row *(size_t)d->n_head);
     d->block_share = IWP_TAKE(a, float, (size_t)cap_row *(size_t)d->n_head);
     return 0;
@@ -81,6 +80,11 @@ static size_t scalar_at(const struct iwp_dup *d, int32_t at, int32_t g) {
            (size_t)(at % IWP_PANEL);
 }
 
+static float *row_copy(const struct iwp_dup *d, int32_t at, int32_t g, int part) {
+    return d->row + ((size_t)at * (size_t)d->n_head + (size_t)g) * (size_t)(d->d1 + d->d2) +
+           (part ? (size_t)d->d1 : 0);
+}
+
 /* Row of a token in one (possibly concatenated) head. */
 static const float *row_of(const struct iwp_dup *d, const struct iwp_array *a, int32_t pool,
                            int32_t g, float *tmp) {
@@ -94,83 +98,89 @@ static const float *row_of(const struct iwp_dup *d, const struct iwp_array *a, i
     return tmp;
 }
 
-struct pack_job {
-    struct iwp_dup *d;
-    int32_t first;
-};
-
+/* The centre of the keys: the mean of some of them does, distances do not depend on it. */
 static void mean_keys(void *arg, int32_t g) {
-    struct pack_job *j = arg;
-    struct iwp_dup *d = j->d;
-    double *sum = d->mean + (size_t)g * (size_t)d->d1;
-    float tmp[WIDE];
-    memset(sum, 0, sizeof(double) * (size_t)d->d1);
-    for (int32_t i = 0; i < d->n; i++) {
-        const float *row = row_of(d, d->key, j->first + i, g, tmp);
-        for (int32_t t = 0; t < d->d1; t++) sum[t] += (double)row[t];
+    struct iwp_dup *d = arg;
+    float *mean = d->mean + (size_t)g * (size_t)d->d1, tmp[WIDE];
+    int32_t n = d->n < 64 ? d->n : 64;
+    memset(mean, 0, sizeof(float) * (size_t)d->d1);
+    for (int32_t i = 0; i < n; i++) {
+        const float *row = row_of(d, d->key, d->token[(int64_t)i * d->n / n], g, tmp);
+        for (int32_t t = 0; t < d->d1; t++) mean[t] = mean[t] + row[t] * (1.0f / 64);
     }
-    for (int32_t t = 0; t < d->d1; t++) sum[t] /= d->n;
+    for (int32_t t = 0; t < d->d1; t++) mean[t] = mean[t] * (64.0f / (float)n);
+}
+
+/* Numbers [t0, t0+n) of a token's packed vector: centred key, or unit vector. */
+static void vector_of(const struct iwp_dup *d, const float *x, int32_t at, int32_t g, int part,
+                      int32_t t0, int32_t n, float *y) {
+    x += t0;
+    if (part) {
+        float f = d->factor[scalar_at(d, at, g)];
+        for (int32_t t = 0; t < n; t++) y[t] = x[t] * f;
+    } else {
+        const float *mean = d->mean + (size_t)g * (size_t)d->d1 + t0;
+        for (int32_t t = 0; t < n; t++) y[t] = x[t] - mean[t];
+    }
+}
+
+/* 1 / |x|, 0 for a zero vector; squares that float cannot hold are taken in double. */
+static float inverse_norm(const struct iwp_kern *kern, const float *x, int32_t n,
+                          _Atomic int *bad) {
+    float n2 = kern->norm2(x, n);
+    if (n2 <= 1e37f && n2 >= 1e-30f) return 1.0f / sqrtf(n2);
+    double s = 0;
+    for (int32_t t = 0; t < n; t++) s += (double)x[t] * (double)x[t];
+    if (!(s <= 1e300)) *bad = 1;
+    if (!(s > 0)) return 0;
+    s = 1 / sqrt(s);
+    return (float)(s < 3e38 ? s : 3e38);
 }
 
 enum { STRIP = 128 }; /* numbers of each row that are turned into lanes at a time */
 
 /* One part (keys or unit vectors) of one head of a panel. */
-static void pack_part(struct iwp_dup *d, int32_t first, int32_t p, int32_t g, int part) {
+static void pack_part(struct iwp_dup *d, int32_t p, int32_t g, int part) {
     const struct iwp_kern *kern = iwp_kern_get();
+    const struct iwp_array *a = part ? d->unit : d->key;
     int32_t width = part ? d->d2 : d->d1,
             n = d->n - p * IWP_PANEL < IWP_PANEL ? d->n - p * IWP_PANEL : IWP_PANEL;
-    const double *mean = d->mean + (size_t)g * (size_t)d->d1;
     float row[WIDE], tmp[WIDE], strip[IWP_PANEL * STRIP],
         *panel = lane_at(d, p * IWP_PANEL, g, part);
-    double factor[IWP_PANEL] = {0};
-    for (int32_t i = 0; i < n; i++) {
-        const float *x = row_of(d, part ? d->unit : d->key, first + p * IWP_PANEL + i, g, tmp);
-        if (!part) {
-            for (int32_t t = 0; t < width; t++) row[t] = (float)((double)x[t] - mean[t]);
-            float n2 = kern->norm2(row, width);
-            if (!(n2 <= 1e37f)) d->bad = 1;
-            d->norm2[scalar_at(d, p * IWP_PANEL + i, g)] = n2;
-            continue;
-        }
-        double n2 = (double)kern->norm2(x, width);
-        if (!(n2 <= 1e37 && n2 >= 1e-30)) { /* out of float's comfort: once more in double */
-            n2 = 0;
-            for (int32_t t = 0; t < width; t++) n2 += (double)x[t] * (double)x[t];
-            if (!(n2 <= 1e300)) d->bad = 1;
-        }
-        factor[i] = n2 > 0 ? 1 / sqrt(n2) : 0;
-    }
+    if (n < IWP_PANEL) memset(strip, 0, sizeof strip);
     for (int32_t i = n; i < IWP_PANEL && !part; i++)
         d->norm2[scalar_at(d, p * IWP_PANEL + i, g)] = 0;
-    memset(strip, 0, sizeof strip);
     for (int32_t t0 = 0; t0 < width; t0 += STRIP) {
         int32_t nt = width - t0 < STRIP ? width - t0 : STRIP;
         for (int32_t i = 0; i < n; i++) {
-            const float *x =
-                row_of(d, part ? d->unit : d->key, first + p * IWP_PANEL + i, g, tmp) + t0;
+            int32_t at = p * IWP_PANEL + i;
+            const float *x = row_of(d, a, d->token[at], g, tmp);
             float *y = strip + (size_t)i * STRIP;
-            if (part)
-                for (int32_t t = 0; t < nt; t++) y[t] = (float)((double)x[t] * factor[i]);
-            else
-                for (int32_t t = 0; t < nt; t++) y[t] = (float)((double)x[t] - mean[t0 + t]);
-            if (d->row)
-                memcpy(d->row +
-                           ((size_t)(p * IWP_PANEL + i) * (size_t)d->n_head + (size_t)g) *
-                               (size_t)(d->d1 + d->d2) +
-                           (size_t)(part ? d->d1 : 0) + (size_t)t0,
-                       y, sizeof(float) * (size_t)nt);
+            if (part && t0 == 0)
+                d->factor[scalar_at(d, at, g)] = inverse_norm(kern, x, width, &d->bad);
+            vector_of(d, x, at, g, part, t0, nt, y);
+            if (!part && t0 == 0) {
+                const float *whole = y;
+                if (width > STRIP) {
+                    vector_of(d, x, at, g, 0, 0, width, row);
+                    whole = row;
+                }
+                float n2 = kern->norm2(whole, width);
+                if (!(n2 <= 1e37f)) d->bad = 1;
+                d->norm2[scalar_at(d, at, g)] = n2;
+            }
+            if (d->row) memcpy(row_copy(d, at, g, part) + t0, y, sizeof(float) * (size_t)nt);
         }
         kern->to_lanes(panel + (size_t)t0 * IWP_PANEL, strip, STRIP, nt);
     }
 }
 
 static void pack_panel(void *arg, int32_t p) {
-    struct pack_job *j = arg;
-    struct iwp_dup *d = j->d;
+    struct iwp_dup *d = arg;
     float tmp[1024];
     for (int32_t g = 0; g < d->n_head; g++) {
-        if (d->d1) pack_part(d, j->first, p, g, 0);
-        if (d->d2) pack_part(d, j->first, p, g, 1);
+        if (d->d1) pack_part(d, p, g, 0);
+        if (d->d2) pack_part(d, p, g, 1);
     }
     /* joint: how much of the token's whole update each head carries */
     for (int32_t i = 0; d->joint && i < IWP_PANEL; i++) {
@@ -179,10 +189,10 @@ static void pack_panel(void *arg, int32_t p) {
         for (int32_t g = 0; g < d->n_head; g++) {
             log_norm[g] = -INFINITY;
             if (at >= d->n) continue;
-            const float *k = iwp_array_row(d->key, d->v->pool[j->first + at], g, tmp), *x;
+            const float *k = iwp_array_row(d->key, d->v->pool[d->token[at]], g, tmp), *x;
             double kk = 0, vv = 0;
             for (int32_t t = 0; t < d->d1; t++) kk += (double)k[t] * (double)k[t];
-            x = iwp_array_row(d->unit, d->v->pool[j->first + at], g, tmp);
+            x = iwp_array_row(d->unit, d->v->pool[d->token[at]], g, tmp);
             for (int32_t t = 0; t < d->d2; t++) vv += (double)x[t] * (double)x[t];
             if (vv > 0) log_norm[g] = kk * (double)d->scale + 0.5 * iwp_math_log(vv);
             if (log_norm[g] > top) top = log_norm[g];
@@ -197,35 +207,54 @@ static void pack_panel(void *arg, int32_t p) {
 
 /* ---- rows -------------------------------------------------------------------------------------------- */
 
-/* Blocks of at most IWP_BLOCK rows: for each head [d1][rows], then [d2][rows]. */
+struct gather_job {
+    const struct iwp_dup *d;
+    const struct iwp_dup_rows *r;
+    const int32_t *token;
+};
+
+/* Blocks of at most IWP_BLOCK rows: for each head [d1][rows], then [d2][rows].  The vectors are made
+ * again from their sources, which is cheaper than to pick them out of the lanes. */
 static void gather_block(void *arg, int32_t b) {
-    struct iwp_dup *d = arg;
-    int32_t r0 = b * IWP_BLOCK, n = d->n_row - r0 < IWP_BLOCK ? d->n_row - r0 : IWP_BLOCK;
-    float *out = d->block + (size_t)r0 * (size_t)d->n_head * (size_t)(d->d1 + d->d2);
+    struct gather_job *j = arg;
+    const struct iwp_dup *d = j->d;
+    int32_t r0 = b * IWP_BLOCK, n = j->r->n - r0 < IWP_BLOCK ? j->r->n - r0 : IWP_BLOCK;
+    float *out = j->r->block + (size_t)r0 * (size_t)d->n_head * (size_t)(d->d1 + d->d2);
+    float tmp[WIDE], y[STRIP];
     for (int32_t g = 0; g < d->n_head; g++)
         for (int part = 0; part < 2; part++) {
             int32_t width = part ? d->d2 : d->d1;
-            for (int32_t r = 0; r < n; r++) {
-                const float *lane = lane_at(d, d->row_at[r0 + r], g, part);
-                for (int32_t t = 0; t < width; t++)
-                    out[(size_t)t * (size_t)n + (size_t)r] = lane[(size_t)t * IWP_PANEL];
+            for (int32_t r = 0; r < n && width; r++) {
+                int32_t token = j->token[r0 + r], at = d->lane[token];
+                const float *x = row_of(d, part ? d->unit : d->key, token, g, tmp);
+                for (int32_t t0 = 0; t0 < width; t0 += STRIP) {
+                    int32_t nt = width - t0 < STRIP ? width - t0 : STRIP;
+                    float *to = out + (size_t)t0 * (size_t)n + (size_t)r;
+                    vector_of(d, x, at, g, part, t0, nt, y);
+                    for (int32_t t = 0; t < nt; t++) to[(size_t)t * (size_t)n] = y[t];
+                }
             }
             out += (size_t)width * (size_t)n;
         }
     for (int32_t g = 0; g < d->n_head; g++)
         for (int32_t r = 0; r < n; r++) {
-            size_t at = scalar_at(d, d->row_at[r0 + r], g),
+            size_t at = scalar_at(d, d->lane[j->token[r0 + r]], g),
                    to = (size_t)(r0 + r) * (size_t)d->n_head + (size_t)g;
-            d->block_norm2[to] = d->d1 ? d->norm2[at] : 0;
-            d->block_share[to] = d->joint ? d->share[at] : 1;
+            j->r->norm2[to] = d->d1 ? d->norm2[at] : 0;
+            j->r->share[to] = d->joint ? d->share[at] : 1;
         }
 }
 
-void iwp_dup_rows(struct iwp_dup *d, const int32_t *token, int32_t n) {
-    d->n_row = n;
-    for (int32_t i = 0; i < n; i++) d->row_at[i] = d->lane[token[i]];
-    iwp_parallel(n * d->n_head * (d->d1 + d->d2) > 65536 ? d->v->exec : NULL, gather_block, d,
+struct iwp_dup_rows iwp_dup_rows(const struct iwp_dup *d, int32_t at, const int32_t *token,
+                                 int32_t n) {
+    size_t per = (size_t)d->n_head * (size_t)(d->d1 + d->d2);
+    struct iwp_dup_rows r = {d->block + (size_t)at * per,
+                             d->block_norm2 + (size_t)at * (size_t)d->n_head,
+                             d->block_share + (size_t)at * (size_t)d->n_head, n};
+    struct gather_job j = {d, &r, token};
+    iwp_parallel((size_t)n * per > 65536 ? d->v->exec : NULL, gather_block, &j,
                  (n + IWP_BLOCK - 1) / IWP_BLOCK);
+    return r;
 }
 
 /* ---- D ------------------------------------------------------------------------------------------------- */
@@ -257,7 +286,8 @@ static void similarity_row(const struct iwp_kern *kern, const struct iwp_dup *d,
         for (int i = 0; i < IWP_PANEL; i++) x[i] = x[i] * cv[i];
 }
 
-void iwp_dup_panel(const struct iwp_dup *d, int32_t p, int32_t r0, int32_t n, float *out) {
+void iwp_dup_panel(const struct iwp_dup *d, const struct iwp_dup_rows *from, int32_t p, int32_t r0,
+                   int32_t n, float *out) {
     const struct iwp_kern *kern = iwp_kern_get();
     float kk[IWP_BLOCK * IWP_PANEL], cv[IWP_BLOCK * IWP_PANEL], x[IWP_PANEL];
     int fast = d->metric == DUP_DW && squares_per_head(d) && d->norm <= DUP_NORM_CLIP,
@@ -268,9 +298,10 @@ void iwp_dup_panel(const struct iwp_dup *d, int32_t p, int32_t r0, int32_t n, fl
         const float *lanes = lane_at(d, p * IWP_PANEL, g, 0),
                     *norm2 = d->norm2 + scalar_at(d, p * IWP_PANEL, g);
         for (int32_t b = r0; b < r0 + n; b += IWP_BLOCK) {
-            int32_t rows = d->n_row - b < IWP_BLOCK ? d->n_row - b : IWP_BLOCK;
+            int32_t rows = from->n - b < IWP_BLOCK ? from->n - b : IWP_BLOCK;
             int32_t use = r0 + n - b < rows ? r0 + n - b : rows;
-            const float *blk = d->block + (size_t)b * (size_t)d->n_head * (size_t)(d->d1 + d->d2) +
+            const float *blk = from->block +
+                               (size_t)b * (size_t)d->n_head * (size_t)(d->d1 + d->d2) +
                                (size_t)g * (size_t)(d->d1 + d->d2) * (size_t)rows;
             if (d->d1) kern->panel_dots(kk, lanes, blk, rows, d->d1);
             if (d->d2)
@@ -279,7 +310,7 @@ void iwp_dup_panel(const struct iwp_dup *d, int32_t p, int32_t r0, int32_t n, fl
             for (int32_t r = 0; r < use; r++) {
                 float *acc = out + (size_t)(b - r0 + r) * IWP_PANEL, *k1 = kk + r * IWP_PANEL,
                       *c1 = cv + r * IWP_PANEL;
-                float rn = d->block_norm2[(size_t)(b + r) * (size_t)d->n_head + (size_t)g];
+                float rn = from->norm2[(size_t)(b + r) * (size_t)d->n_head + (size_t)g];
                 if (fast) {
                     kern->dw_row(acc, k1, c1, norm2, rn, d->scale);
                     continue;
@@ -288,7 +319,7 @@ void iwp_dup_panel(const struct iwp_dup *d, int32_t p, int32_t r0, int32_t n, fl
                 if (per_head)
                     for (int i = 0; i < IWP_PANEL; i++) acc[i] = acc[i] + shape_value(d, x[i], g);
                 else if (d->joint) {
-                    float rs = d->block_share[(size_t)(b + r) * (size_t)d->n_head + (size_t)g];
+                    float rs = from->share[(size_t)(b + r) * (size_t)d->n_head + (size_t)g];
                     const float *s = d->share + scalar_at(d, p * IWP_PANEL, g);
                     for (int i = 0; i < IWP_PANEL; i++) acc[i] = acc[i] + x[i] * (s[i] * rs);
                 } else
@@ -302,38 +333,37 @@ void iwp_dup_panel(const struct iwp_dup *d, int32_t p, int32_t r0, int32_t n, fl
     }
 }
 
-void iwp_dup_panel_max(const struct iwp_dup *d, int32_t p, float *best) {
+void iwp_dup_panel_max(const struct iwp_dup *d, const struct iwp_dup_rows *from, int32_t p,
+                       float *best) {
     const struct iwp_kern *kern = iwp_kern_get();
     float out[DUP_ROWS * IWP_PANEL];
     for (int i = 0; i < IWP_PANEL; i++) best[i] = 0;
-    for (int32_t r = 0; r < d->n_row; r += DUP_ROWS) {
-        int32_t n = d->n_row - r < DUP_ROWS ? d->n_row - r : DUP_ROWS;
-        iwp_dup_panel(d, p, r, n, out);
+    for (int32_t r = 0; r < from->n; r += DUP_ROWS) {
+        int32_t n = from->n - r < DUP_ROWS ? from->n - r : DUP_ROWS;
+        iwp_dup_panel(d, from, p, r, n, out);
         for (int32_t i = 0; i < n; i++) kern->max_row(best, out + i * IWP_PANEL, IWP_PANEL);
     }
 }
 
 /* duplication-norm=minmax: the range of every head's matrix (or of the combined one), diagonal
  * included.  All pairs, so O(N²) time; the memory stays O(N). */
-static void find_range(struct iwp_dup *d, int32_t first) {
+static void find_range(struct iwp_dup *d) {
     const struct iwp_kern *kern = iwp_kern_get();
     float out[IWP_BLOCK * IWP_PANEL], kk[IWP_BLOCK * IWP_PANEL], cv[IWP_BLOCK * IWP_PANEL],
         x[IWP_PANEL];
-    int32_t rows[IWP_BLOCK];
     for (int g = 0; g < 64; g++) d->lo[g] = INFINITY, d->hi[g] = -INFINITY;
     int per_head = squares_per_head(d);
     for (int32_t i0 = 0; i0 < d->n; i0 += IWP_BLOCK) {
         int32_t n = d->n - i0 < IWP_BLOCK ? d->n - i0 : IWP_BLOCK;
-        for (int32_t i = 0; i < n; i++) rows[i] = first + i0 + i;
-        iwp_dup_rows(d, rows, n);
+        struct iwp_dup_rows from = iwp_dup_rows(d, 0, d->token + i0, n);
         for (int32_t p = 0; p < d->n_panel; p++) {
             d->range_only = 1;
-            if (!per_head) iwp_dup_panel(d, p, 0, n, out);
+            if (!per_head) iwp_dup_panel(d, &from, p, 0, n, out);
             d->range_only = 0;
             for (int32_t g = 0; g < (per_head ? d->n_head : 1); g++) {
                 const float *lanes = lane_at(d, p * IWP_PANEL, g, 0),
                             *norm2 = d->norm2 + scalar_at(d, p * IWP_PANEL, g);
-                const float *blk = d->block + (size_t)g * (size_t)(d->d1 + d->d2) * (size_t)n;
+                const float *blk = from.block + (size_t)g * (size_t)(d->d1 + d->d2) * (size_t)n;
                 if (per_head && d->d1) kern->panel_dots(kk, lanes, blk, n, d->d1);
                 if (per_head && d->d2)
                     kern->panel_dots(cv, lanes + (size_t)d->d1 * IWP_PANEL,
@@ -341,7 +371,7 @@ static void find_range(struct iwp_dup *d, int32_t first) {
                 for (int32_t r = 0; r < n; r++) {
                     if (per_head)
                         similarity_row(kern, d, x, kk + r * IWP_PANEL, cv + r * IWP_PANEL, norm2,
-                                       d->block_norm2[(size_t)r * (size_t)d->n_head + (size_t)g]);
+                                       from.norm2[(size_t)r * (size_t)d->n_head + (size_t)g]);
                     else
                         memcpy(x, out + r * IWP_PANEL, sizeof x);
                     for (int i = 0; i < IWP_PANEL && p * IWP_PANEL + i < d->n; i++) {
@@ -354,16 +384,14 @@ static void find_range(struct iwp_dup *d, int32_t first) {
     }
 }
 
-int iwp_dup_pack(struct iwp_dup *d, int32_t first, int32_t n, iwp_err *err) {
-    struct pack_job j = {d, first};
+int iwp_dup_pack(struct iwp_dup *d, const int32_t *token, int32_t n, iwp_err *err) {
     d->n = n;
-    d->first = first;
     d->n_panel = (n + IWP_PANEL - 1) / IWP_PANEL;
     d->bad = 0;
-    if (d->d1) iwp_parallel(d->v->exec, mean_keys, &j, d->n_head);
-    iwp_parallel(d->v->exec, pack_panel, &j, d->n_panel);
-    for (int32_t i = 0; i < d->n_panel * IWP_PANEL; i++) d->token[i] = i < n ? first + i : -1;
-    for (int32_t i = 0; i < n; i++) d->lane[first + i] = i;
+    for (int32_t i = 0; i < d->n_panel * IWP_PANEL; i++) d->token[i] = i < n ? token[i] : -1;
+    for (int32_t i = 0; i < n; i++) d->lane[token[i]] = i;
+    if (d->d1) iwp_parallel(d->v->exec, mean_keys, d, d->n_head);
+    iwp_parallel(d->v->exec, pack_panel, d, d->n_panel);
     if (d->bad) {
         struct iwp_need need[4];
         int k = iwp_dup_needs(d->o, need, 0, 4);
@@ -371,28 +399,27 @@ int iwp_dup_pack(struct iwp_dup *d, int32_t first, int32_t n, iwp_err *err) {
             IWP_TRY(iwp_array_check_finite(d->v->in, need[i].tensor, need[i].rows,
                                            d->v->first_visual, err));
     }
-    if (d->norm == DUP_NORM_MINMAX) find_range(d, first);
+    if (d->norm == DUP_NORM_MINMAX) find_range(d);
     return 0;
 }
 
-void iwp_dup_one(const struct iwp_dup *d, int32_t token, struct iwp_dup *store) {
-    store->n_row = 1;
-    store->block =
-        d->row + (size_t)(token - d->first) * (size_t)d->n_head * (size_t)(d->d1 + d->d2);
+struct iwp_dup_rows iwp_dup_one(const struct iwp_dup *d, int32_t token, float *scalars) {
+    int32_t at = d->lane[token];
     for (int32_t g = 0; g < d->n_head; g++) {
-        store->block_norm2[g] = d->d1 ? d->norm2[scalar_at(d, d->lane[token], g)] : 0;
-        store->block_share[g] = d->joint ? d->share[scalar_at(d, d->lane[token], g)] : 1;
+        scalars[g] = d->d1 ? d->norm2[scalar_at(d, at, g)] : 0;
+        scalars[d->n_head + g] = d->joint ? d->share[scalar_at(d, at, g)] : 1;
     }
+    return (struct iwp_dup_rows){row_copy(d, at, 0, 0), scalars, scalars + d->n_head, 1};
 }
 
-void iwp_dup_copy_lane(const struct iwp_dup *from, int32_t at, struct iwp_dup *to, int32_t slot) {
+void iwp_dup_store(const struct iwp_dup *from, int32_t token, struct iwp_dup *to, int32_t slot) {
+    int32_t at = from->lane[token];
     for (int32_t g = 0; g < from->n_head; g++) {
         for (int part = 0; part < 2; part++) {
             int32_t width = part ? from->d2 : from->d1;
-            const float *src = lane_at(from, at, g, part);
+            const float *src = row_copy(from, at, g, part);
             float *dst = lane_at(to, slot, g, part);
-            for (int32_t t = 0; t < width; t++)
-                dst[(size_t)t * IWP_PANEL] = src[(size_t)t * IWP_PANEL];
+            for (int32_t t = 0; t < width; t++) dst[(size_t)t * IWP_PANEL] = src[t];
         }
         to->norm2[scalar_at(to, slot, g)] = from->norm2[scalar_at(from, at, g)];
         if (from->joint) to->share[scalar_at(to, slot, g)] = from->share[scalar_at(from, at, g)];

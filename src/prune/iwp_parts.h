@@ -70,19 +70,17 @@ struct iwp_dup {
     int32_t metric, heads, norm, square, joint;
     float scale;                        /* 1 / (2 sqrt(d)) */
     const struct iwp_array *key, *unit; /* sources of the two parts */
-    int32_t first;                      /* pool index of the first packed token */
     int32_t n, n_panel;                 /* tokens and panels of the current unit */
     float *panel;                       /* [n_panel][n_head][d1+d2][32] */
     float *norm2;         /* [n_panel][n_head][32] squared norms of the centred keys */
     float *share;         /* [n_panel][n_head][32] joint only: weight of each head */
+    float *factor;        /* [n_panel][n_head][32] what makes a unit vector of the source */
     float *row;           /* [n][n_head][d1+d2] the same vectors row by row, or NULL */
     int32_t *token;       /* [n_panel*32] pool index of each lane, -1 = hole */
     int32_t *lane;        /* [n_pool] where a pool token lies */
-    double *mean;         /* [n_head][d1] */
+    float *mean;          /* [n_head][d1] centre of the keys */
     float lo[64], hi[64]; /* minmax: range per head (or of the mean in slot 0) */
-    float *block, *block_norm2, *block_share; /* packed rows of the tokens asked about */
-    int32_t *row_at;                          /* [cap_row] lane of each row */
-    int32_t n_row, cap_row;
+    float *block, *block_norm2, *block_share; /* room for packed rows */
     int range_only; /* leave the combined similarity unshaped (while finding its range) */
     _Atomic int bad;
 };
@@ -93,19 +91,28 @@ int iwp_dup_needs(const struct iwp_iwp_options *o, struct iwp_need *out, int n, 
 /* n_max: tokens of the largest unit; cap_row: most rows asked about at once. */
 int iwp_dup_layout(struct iwp_dup *d, const struct iwp_view *v, int32_t n_max, int32_t cap_row,
                    struct iwp_arena *a, iwp_err *err);
-/* Packs pool tokens [first, first+n). */
-int iwp_dup_pack(struct iwp_dup *d, int32_t first, int32_t n, iwp_err *err);
-/* Takes tokens (pool indices) as the rows of the next calls. */
-void iwp_dup_rows(struct iwp_dup *d, const int32_t *token, int32_t n);
-/* Makes one token the only row of `store`, straight from d's row copies. */
-void iwp_dup_one(const struct iwp_dup *d, int32_t token, struct iwp_dup *store);
+/* Packs these pool tokens in this order. */
+int iwp_dup_pack(struct iwp_dup *d, const int32_t *token, int32_t n, iwp_err *err);
+
+/* Tokens that others are compared with. */
+struct iwp_dup_rows {
+    float *block;         /* blocks of up to 12 rows: for each head [d1][rows], [d2][rows] */
+    float *norm2, *share; /* [n][n_head] */
+    int32_t n;
+};
+/* Packs tokens as rows into d's room, from row `at` on. */
+struct iwp_dup_rows iwp_dup_rows(const struct iwp_dup *d, int32_t at, const int32_t *token,
+                                 int32_t n);
+/* One token as a row, straight from d's row copies; scalars [2 n_head] is scratch. */
+struct iwp_dup_rows iwp_dup_one(const struct iwp_dup *d, int32_t token, float *scalars);
+/* Writes a token (from the row copies) into a lane of another store of the same shape. */
+void iwp_dup_store(const struct iwp_dup *from, int32_t token, struct iwp_dup *to, int32_t slot);
+/* out[row*32 + lane] = D of rows [r0, r0+n) against one panel. */
+void iwp_dup_panel(const struct iwp_dup *d, const struct iwp_dup_rows *from, int32_t panel,
+                   int32_t r0, int32_t n, float *out);
 /* best[lane] = max over all rows of D(row, lane), for one panel. */
-void iwp_dup_panel_max(const struct iwp_dup *d, int32_t panel, float *best);
-/* out[row*stride + lane] = D for rows [r0, r0+n) of one panel. */
-void iwp_dup_panel(const struct iwp_dup *d, int32_t panel, int32_t r0, int32_t n, float *out);
-/* Bytes-wise copy of a lane into another slot of a (possibly other) packed store of the same shape. */
-void iwp_dup_copy_lane(const struct iwp_dup *from, int32_t at_from, struct iwp_dup *to,
-                       int32_t at_to);
+void iwp_dup_panel_max(const struct iwp_dup *d, const struct iwp_dup_rows *from, int32_t panel,
+                       float *best);
 
 /* ---- selectors --------------------------------------------------------------------------------- */
 
@@ -119,9 +126,15 @@ struct iwp_selector_plan {
     int32_t *power;  /* [n_pool] */
     float *s_max;    /* [n_pool] running maximum of D to the selected */
     int32_t *order;  /* [n_pool] */
-    int32_t *holes;  /* [4 n_pool] moves that close holes, then the greedy tournament */
-    /* greedy selectors: the tokens selected since all scores were brought up to date */
+    /* panels are brought up to date only when one of their tokens may be taken */
+    struct iwp_dup_rows *chunk; /* [n_pool] rows of each chunk so far */
+    int32_t n_chunk;
+    int32_t *applied; /* [panels] chunks a panel's scores know */
+    int32_t *stale;   /* [panels] panels to refresh */
+    /* greedy selectors: the tokens selected since the last chunk was closed */
     struct iwp_dup store; /* their vectors, one panel */
+    int32_t *tree;        /* [2 n_pool] tournament over the live tokens */
+    float *scalars;       /* [2 n_head] */
     int32_t *seen;        /* [n_pool] how many of them a token's score already knows */
     int32_t window, window_token[32];
 };

@@ -3,10 +3,10 @@
  * Penalty factors are multiplied with their exponent kept apart; a plain product of many floors
  * would underflow and let the lowest index win.
  *
- * The greedy selectors are lazy: a score can only fall, so a token whose stale score is below the
- * best fresh one need not be looked at.  Every 32 selections all tokens are brought up to date in
- * one blocked pass.  Each token's penalties are applied one by one in the order of selection either
- * way, hence the result is that of the plain loop, bit for bit. */
+ * All but topk are lazy: a score can only fall, so tokens whose stale score is below the best fresh
+ * ones need not be looked at.  Whole panels of tokens are brought up to date when one of theirs may
+ * be taken.  Each token's penalties are applied one by one in the order of selection, hence the
+ * result is that of the plain loop, bit for bit. */
 #include <math.h>
 #include <string.h>
 
@@ -30,7 +30,10 @@ void iwp_selector_layout(struct iwp_selector_plan *s, struct iwp_view *v,
     s->product = IWP_TAKE(a, double, v->n_pool);
     s->power = IWP_TAKE(a, int32_t, v->n_pool);
     s->s_max = IWP_TAKE(a, float, v->n_pool);
-    s->holes = IWP_TAKE(a, int32_t, 4 * (size_t)v->n_pool);
+    size_t panels = ((size_t)n_max + IWP_PANEL - 1) / IWP_PANEL;
+    s->chunk = IWP_TAKE(a, struct iwp_dup_rows, v->n_pool);
+    s->applied = IWP_TAKE(a, int32_t, panels);
+    s->stale = IWP_TAKE(a, int32_t, panels);
     if (!is_greedy(o)) return;
     size_t per = (size_t)dup->n_head * (size_t)(dup->d1 + dup->d2);
     dup->row = IWP_TAKE(a, float, (size_t)n_max *per);
@@ -39,8 +42,8 @@ void iwp_selector_layout(struct iwp_selector_plan *s, struct iwp_view *v,
     s->store.panel = IWP_TAKE(a, float, IWP_PANEL *per);
     s->store.norm2 = IWP_TAKE(a, float, IWP_PANEL *(size_t)dup->n_head);
     s->store.share = IWP_TAKE(a, float, dup->joint ? IWP_PANEL *(size_t)dup->n_head : 0);
-    s->store.block_norm2 = IWP_TAKE(a, float, dup->n_head);
-    s->store.block_share = IWP_TAKE(a, float, dup->n_head);
+    s->tree = IWP_TAKE(a, int32_t, 2 * (size_t)v->n_pool);
+    s->scalars = IWP_TAKE(a, float, 2 * (size_t)dup->n_head);
 }
 
 /* What a token's score is multiplied with when its duplication is s. */
@@ -77,103 +80,94 @@ static void topk(struct iwp_selector_plan *p, int32_t first, int32_t n, int32_t 
     for (int32_t i = 0; i < m; i++) p->v->chosen[p->order[i]] = 1;
 }
 
-struct move {
-    struct iwp_dup *d;
-    const int32_t *from, *to;
-};
-
-static void move_lane(void *arg, int32_t i) {
-    struct move *m = arg;
-    iwp_dup_copy_lane(m->d, m->from[i], m->d, m->to[i]);
-}
-
-/* Fills the holes that selected tokens left with lanes from the end, so that no panel works for
- * tokens that are gone.  Order inside the panels changes, results do not. */
-static void close_holes(struct iwp_selector_plan *p) {
-    struct iwp_dup *d = p->dup;
-    int32_t *from = p->holes, *to = p->holes + p->v->n_pool;
-    int32_t n = 0, lo = 0, hi = d->n_panel * IWP_PANEL - 1;
-    for (;;) {
-        while (lo < hi && d->token[lo] >= 0) lo++;
-        while (hi > lo && d->token[hi] < 0) hi--;
-        if (lo >= hi) break;
-        from[n] = hi;
-        to[n++] = lo;
-        d->token[lo] = d->token[hi];
-        d->lane[d->token[lo]] = lo;
-        d->token[hi] = -1;
-    }
-    struct move m = {d, from, to};
-    iwp_parallel(n > 16 ? d->v->exec : NULL, move_lane, &m, n);
-    while (d->n_panel > 0 && d->token[(d->n_panel - 1) * IWP_PANEL] < 0) d->n_panel--;
-}
-
 /* ---- pc-mmr ---------------------------------------------------------------------------------- */
 
-static void penalise_panel(void *arg, int32_t panel) {
+/* Applies the chunks a panel has not seen yet, in their order. */
+static void refresh_panel(void *arg, int32_t i) {
     struct iwp_selector_plan *p = arg;
+    int32_t panel = p->stale[i], *token = p->dup->token + panel * IWP_PANEL;
     float best[IWP_PANEL];
-    iwp_dup_panel_max(p->dup, panel, best);
-    for (int i = 0; i < IWP_PANEL; i++) {
-        int32_t t = p->dup->token[panel * IWP_PANEL + i];
-        if (t < 0) continue;
-        apply(p, t, best[i]);
-        settle(p, t);
+    for (int32_t c = p->applied[panel]; c < p->n_chunk; c++) {
+        iwp_dup_panel_max(p->dup, &p->chunk[c], panel, best);
+        for (int k = 0; k < IWP_PANEL; k++)
+            if (token[k] >= 0) apply(p, token[k], best[k]);
+    }
+    p->applied[panel] = p->n_chunk;
+    for (int k = 0; k < IWP_PANEL; k++)
+        if (token[k] >= 0) settle(p, token[k]);
+}
+
+/* Moves the k best of the live tokens to the front.  A score can only fall, so stale ones are upper
+ * bounds: when the k best by bound all lie in fresh panels they are the k best. */
+static void take_best(struct iwp_selector_plan *p, int32_t *live, int32_t n, int32_t k) {
+    for (;;) {
+        int32_t n_stale = 0;
+        iwp_top_k(p->value, live, n, k);
+        for (int32_t i = 0; i < k; i++) {
+            int32_t panel = p->dup->lane[live[i]] / IWP_PANEL;
+            if (p->applied[panel] == p->n_chunk) continue;
+            int32_t at = 0;
+            while (at < n_stale && p->stale[at] != panel) at++;
+            if (at == n_stale) p->stale[n_stale++] = panel;
+        }
+        if (!n_stale) return;
+        iwp_parallel(p->v->exec, refresh_panel, p, n_stale);
     }
 }
 
-static void pc_mmr(struct iwp_selector_plan *p, int32_t first, int32_t n, int32_t m) {
+static void pc_mmr(struct iwp_selector_plan *p, int32_t n, int32_t m) {
     struct iwp_dup *d = p->dup;
     int32_t *order = p->order, done = 0;
     double b = p->o->chunk;
-    for (int32_t i = 0; i < n; i++) order[i] = first + i;
+    p->n_chunk = 0;
+    memset(p->applied, 0, sizeof(int32_t) * (size_t)d->n_panel);
     while (done < m) {
         int32_t k = b >= m - done ? m - done : (int32_t)b;
         int32_t *fresh = order + done;
-        iwp_top_k(p->value, fresh, n - done, k);
-        for (int32_t i = 0; i < k; i++) p->v->chosen[fresh[i]] = 1;
+        take_best(p, fresh, n - done, k);
+        for (int32_t i = 0; i < k; i++) {
+            p->v->chosen[fresh[i]] = 1;
+            d->token[d->lane[fresh[i]]] = -1;
+        }
+        if (done + k < m) /* the last chunk needs no update */
+            p->chunk[p->n_chunk++] = iwp_dup_rows(d, done, fresh, k);
         done += k;
         b *= p->o->growth;
-        if (done == m) break; /* the last chunk needs no update */
-        iwp_dup_rows(d, fresh, k);
-        for (int32_t i = 0; i < k; i++) d->token[d->lane[fresh[i]]] = -1;
-        if (k >= IWP_BLOCK) close_holes(p);
-        iwp_parallel(d->v->exec, penalise_panel, p, d->n_panel);
     }
 }
 
 /* ---- exact greedy ---------------------------------------------------------------------------- */
 
-static void sync_panel(void *arg, int32_t panel) {
+/* Every 32 selections the window becomes a chunk.  A panel learns of the chunks it has not seen when
+ * one of its tokens comes to the top. */
+static void catch_up_panel(void *arg, int32_t i) {
     struct iwp_selector_plan *p = arg;
+    int32_t panel = p->stale[i], *token = p->dup->token + panel * IWP_PANEL;
     float out[IWP_PANEL * IWP_PANEL];
-    iwp_dup_panel(p->dup, panel, 0, p->window, out);
-    for (int i = 0; i < IWP_PANEL; i++) {
-        int32_t t = p->dup->token[panel * IWP_PANEL + i];
-        if (t < 0) continue;
-        for (int32_t j = p->seen[t]; j < p->window; j++) apply(p, t, out[j * IWP_PANEL + i]);
-        p->seen[t] = 0;
-        settle(p, t);
+    for (int32_t c = p->applied[panel]; c < p->n_chunk; c++) {
+        iwp_dup_panel(p->dup, &p->chunk[c], panel, 0, IWP_PANEL, out);
+        for (int k = 0; k < IWP_PANEL; k++) {
+            if (token[k] < 0) continue;
+            int32_t seen = p->seen[token[k]] - c * IWP_PANEL;
+            for (int32_t j = seen > 0 ? seen : 0; j < IWP_PANEL; j++)
+                apply(p, token[k], out[j * IWP_PANEL + k]);
+        }
     }
-}
-
-/* Every live token learns of the whole window; a new one begins. */
-static void sync_all(struct iwp_selector_plan *p) {
-    struct iwp_dup *d = p->dup;
-    iwp_dup_rows(d, p->window_token, p->window);
-    for (int32_t i = 0; i < p->window; i++) d->token[d->lane[p->window_token[i]]] = -1;
-    close_holes(p);
-    iwp_parallel(d->v->exec, sync_panel, p, d->n_panel);
-    p->window = 0;
+    p->applied[panel] = p->n_chunk;
+    for (int k = 0; k < IWP_PANEL; k++) {
+        if (token[k] < 0) continue;
+        if (p->seen[token[k]] < p->n_chunk * IWP_PANEL) p->seen[token[k]] = p->n_chunk * IWP_PANEL;
+        settle(p, token[k]);
+    }
 }
 
 /* One candidate learns of the window. */
 static void refresh(struct iwp_selector_plan *p, int32_t t) {
     float out[IWP_PANEL];
-    iwp_dup_one(p->dup, t, &p->store);
-    iwp_dup_panel(&p->store, 0, 0, 1, out);
-    for (int32_t j = p->seen[t]; j < p->window; j++) apply(p, t, out[j]);
-    p->seen[t] = p->window;
+    struct iwp_dup_rows one = iwp_dup_one(p->dup, t, p->scalars);
+    iwp_dup_panel(&p->store, &one, 0, 0, 1, out);
+    for (int32_t j = p->seen[t] - p->n_chunk * IWP_PANEL; j < p->window; j++) apply(p, t, out[j]);
+    p->seen[t] = p->n_chunk * IWP_PANEL + p->window;
     settle(p, t);
 }
 
@@ -196,27 +190,49 @@ static void tree_update(struct iwp_selector_plan *p, int32_t *tree, int32_t n, i
     for (k /= 2; k > 0; k /= 2) tree[k] = better(p, tree[2 * k], tree[2 * k + 1]);
 }
 
+/* The panel of a token catches up, and with several threads the next stale ones too. */
+static void catch_up(struct iwp_selector_plan *p, int32_t t, int32_t first, int32_t n) {
+    int32_t n_stale = 0;
+    for (int32_t panel = p->dup->lane[t] / IWP_PANEL;
+         panel < p->dup->n_panel && n_stale < p->v->n_thread; panel++)
+        if (p->applied[panel] < p->n_chunk) p->stale[n_stale++] = panel;
+    iwp_parallel(p->v->exec, catch_up_panel, p, n_stale);
+    for (int32_t i = 0; i < n_stale; i++)
+        for (int k = 0; k < IWP_PANEL; k++) {
+            int32_t token = p->dup->token[p->stale[i] * IWP_PANEL + k];
+            if (token >= 0) tree_update(p, p->tree, n, token - first, token);
+        }
+}
+
 static void mmr(struct iwp_selector_plan *p, int32_t first, int32_t n, int32_t m) {
-    int32_t *tree = p->holes + 2 * (size_t)p->v->n_pool; /* [2 n] */
-    memcpy(p->store.lo, p->dup->lo, sizeof p->dup->lo);
-    memcpy(p->store.hi, p->dup->hi, sizeof p->dup->hi);
+    struct iwp_dup *d = p->dup;
+    memcpy(p->store.lo, d->lo, sizeof d->lo);
+    memcpy(p->store.hi, d->hi, sizeof d->hi);
     for (int32_t i = 0; i < n; i++) p->seen[first + i] = 0;
-    p->window = 0;
-    tree_build(p, tree, first, n);
+    memset(p->applied, 0, sizeof(int32_t) * (size_t)d->n_panel);
+    p->window = p->n_chunk = 0;
+    tree_build(p, p->tree, first, n);
     for (int32_t done = 0; done < m;) {
-        int32_t i = tree[1];
-        if (p->seen[i] < p->window) {
+        int32_t i = p->tree[1];
+        if (p->seen[i] < p->n_chunk * IWP_PANEL) {
+            catch_up(p, i, first, n);
+            continue;
+        }
+        if (p->seen[i] < done) {
             refresh(p, i);
-            tree_update(p, tree, n, i - first, i);
+            tree_update(p, p->tree, n, i - first, i);
             continue;
         }
         p->v->chosen[i] = 1;
-        iwp_dup_copy_lane(p->dup, p->dup->lane[i], &p->store, p->window);
+        iwp_dup_store(d, i, &p->store, p->window);
+        d->token[d->lane[i]] = -1;
         p->window_token[p->window++] = i;
-        tree_update(p, tree, n, i - first, -1);
+        tree_update(p, p->tree, n, i - first, -1);
         if (++done < m && p->window == IWP_PANEL) {
-            sync_all(p);
-            tree_build(p, tree, first, n);
+            p->chunk[p->n_chunk] =
+                iwp_dup_rows(d, p->n_chunk * IWP_PANEL, p->window_token, IWP_PANEL);
+            p->n_chunk++;
+            p->window = 0;
         }
     }
 }
@@ -228,7 +244,10 @@ int iwp_selector_run(struct iwp_selector_plan *p, int32_t unit, iwp_err *err) {
         topk(p, first, n, m);
         return 0;
     }
-    IWP_TRY(iwp_dup_pack(p->dup, first, n, err));
+    /* Best first: the tokens that compete lie in the same panels, and so do those that are taken. */
+    for (int32_t i = 0; i < n; i++) p->order[i] = first + i;
+    iwp_top_k(p->log_p, p->order, n, n);
+    IWP_TRY(iwp_dup_pack(p->dup, p->order, n, err));
     for (int32_t i = first; i < first + n; i++) {
         p->value[i] = p->log_p[i];
         p->product[i] = 1;
@@ -236,7 +255,7 @@ int iwp_selector_run(struct iwp_selector_plan *p, int32_t unit, iwp_err *err) {
         p->s_max[i] = 0;
     }
     if (p->o->selector == SEL_PC_MMR)
-        pc_mmr(p, first, n, m);
+        pc_mmr(p, n, m);
     else
         mmr(p, first, n, m);
     return 0;

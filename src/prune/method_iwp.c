@@ -147,12 +147,10 @@ static int select_iwp(struct iwp_view *v, struct iwp_arena *a, void *state, iwp_
             if (n > n_max) n_max = n;
             if (v->unit_keep[u] > m_max) m_max = v->unit_keep[u];
         }
-    int greedy = o->selector == SEL_MMR_MULT || o->selector == SEL_MMR_ADD;
     iwp_magnitude_layout(&mag, v, a);
     double *log_p = IWP_TAKE(a, double, v->n_pool);
     memset(&dup, 0, sizeof dup);
-    if (o->selector != SEL_TOPK)
-        IWP_TRY(iwp_dup_layout(&dup, v, n_max, greedy ? 32 : m_max, a, err));
+    if (o->selector != SEL_TOPK) IWP_TRY(iwp_dup_layout(&dup, v, n_max, m_max, a, err));
     iwp_selector_layout(&sel, v, o, &dup, n_max, a);
     if (iwp_arena_counting(a)) return 0;
 
