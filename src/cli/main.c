@@ -19,7 +19,9 @@ static const struct entry {
 } commands[] = {
 #ifdef IWP_HAVE_ENGINE
     {"run", "answer a question about images or a video; chat when no -p is given", iwp_cmd_run},
+    {"eval", "benchmark grid: tasks x methods x budgets, resumable, with a report", iwp_cmd_eval},
 #endif
+    {"report", "(re)build the report of result folders, merge shards, compare", iwp_cmd_report},
     {"select", "run a pruning method on tensors from a file, no model needed", iwp_cmd_select},
     {"inspect", "what is in a model file or folder, and does iwp run it", iwp_cmd_inspect},
     {"convert", "Hugging Face folder to GGUF; a GGUF to another type", iwp_cmd_convert},

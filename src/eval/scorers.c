@@ -786,11 +786,42 @@ static int number(const struct iwp_score_input *in, struct iwp_score *out, iwp_e
     return done(&p, err);
 }
 
+/* The whole numbers of a text, in order; at most `cap`. */
+static int32_t all_numbers(const char *s, long *out, int32_t cap) {
+    int32_t n = 0;
+    while (*s && n < cap) {
+        if (*s < '0' || *s > '9') {
+            s++;
+            continue;
+        }
+        long v = 0;
+        for (; *s >= '0' && *s <= '9'; s++)
+            if (v < 100000000) v = 10 * v + (*s - '0');
+        out[n++] = v;
+    }
+    return n;
+}
+
+static int number_list(const struct iwp_score_input *in, struct iwp_score *out, iwp_err *err) {
+    enum { CAP = 16 };
+    long got[CAP], want[CAP];
+    (void)err;
+    const int32_t n = all_numbers(in->response, got, CAP);
+    if (n == 0) out->unparsed = true;
+    for (int32_t i = 0; i < in->n_answer && n; i++)
+        if (all_numbers(in->answers[i], want, CAP) == n &&
+            memcmp(got, want, (size_t)n * sizeof *got) == 0)
+            out->score = 1;
+    return 0;
+}
+
 static const struct iwp_scorer table[] = {
     {"exact", "equal after lower-casing, without surrounding white space and full stop", exact,
      false},
     {"yesno", "yes or no at the start of the answer (S4)", yes_no, false},
     {"number", "the first number equals the reference", number, false},
+    {"numbers", "all whole numbers of the answer equal those of the reference, in order",
+     number_list, false},
     {"anls", "average normalised Levenshtein similarity (S2)", anls, false},
     {"vqa", "VQA accuracy over ten references (S9)", vqa, false},
     {"choice", "letter of a multiple-choice answer (S11)", mcq, true},

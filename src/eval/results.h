@@ -1,0 +1,62 @@
+/* From result folders to results.json and timings.json (CONTRACT 6), and to the reports.  Everything is
+ * computed from the files of store.h, so that a finished folder gives the same bytes every time, whatever
+ * was killed on the way and however it was cut into shards. */
+#ifndef IWP_EVAL_RESULTS_H
+#define IWP_EVAL_RESULTS_H
+
+#include <stdio.h>
+
+#include "eval/store.h"
+
+struct iwp_eval_timing {
+    int32_t n;
+    double median[5], p95[5]; /* encode, select, prefill, ttft, decode; ms */
+    double kv_bytes, flops, flops_full, layer_average; /* means */
+};
+extern const char *const iwp_eval_timing_names[5];
+
+/* One line of the table: a task under a method, budget and options (all seeds). */
+struct iwp_eval_row {
+    int32_t task;                         /* in run.task */
+    const struct iwp_eval_config *config; /* the first of its seeds */
+    struct iwp_eval_summary s;
+    struct iwp_eval_timing t;
+};
+
+struct iwp_eval_average {
+    const struct iwp_eval_config *config;
+    double value; /* percent of the unpruned score, mean over tasks */
+    int32_t n_task;
+};
+
+struct iwp_eval_book {
+    struct iwp_eval_run run;          /* of all folders */
+    struct iwp_eval_records *records; /* [n_config][n_task] */
+    struct iwp_eval_row *row;         /* [n_row] tasks outside, configurations inside */
+    int32_t n_row;
+    struct iwp_eval_average *average; /* [n_average] */
+    int32_t n_average;
+    int32_t missing; /* samples not answered yet, over all configurations */
+};
+
+int iwp_eval_book_read(struct iwp_eval_book *b, const char *const *dirs, int32_t n, iwp_err *err);
+void iwp_eval_book_free(struct iwp_eval_book *b);
+
+/* results.json, timings.json, report.html, report.md, report.csv */
+int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, const char *paper,
+                        iwp_err *err);
+
+/* "22.2%", "64 tokens", "100%" */
+void iwp_eval_keep_text(const struct iwp_eval_config *c, char out[32]);
+/* Method with its options: "iwp lambda=5". */
+void iwp_eval_method_text(const struct iwp_eval_config *c, char out[600]);
+
+int iwp_eval_report_md(const struct iwp_eval_book *b, FILE *f);
+int iwp_eval_report_csv(const struct iwp_eval_book *b, FILE *f);
+/* paper: text of the paper's tables (JSON) or NULL. */
+int iwp_eval_report_html(const struct iwp_eval_book *b, const char *paper, FILE *f);
+/* Answers that differ between two configurations (folder names) of the book. */
+int iwp_eval_report_diff(const struct iwp_eval_book *b, const char *one, const char *other, FILE *f,
+                         iwp_err *err);
+
+#endif

@@ -1,0 +1,26 @@
+/* The grid: every sample under every configuration, each picture encoded once, decoder layers below the
+ * lowest cut run once for all that cut there or later, and all of it resumable (store.h). */
+#ifndef IWP_EVAL_RUNNER_H
+#define IWP_EVAL_RUNNER_H
+
+#include "eval/manifest.h"
+#include "eval/store.h"
+#include "iwp/engine.h"
+
+struct iwp_eval_job {
+    const char *dir;
+    struct iwp_eval_run *run;
+    struct iwp_eval_data *data;
+    enum iwp_profile profile;
+    struct iwp_engine_params engine;
+    struct iwp_session_params session;
+    struct iwp_prompt_request media; /* frames, fps, token limits */
+    bool raw;                        /* --chat-template none */
+    bool exact_times;                /* no shared prefixes: each prefill is measured whole */
+    const char *system;              /* or NULL */
+};
+
+/* Returns the number of samples × configurations that were computed now. */
+int iwp_eval_run_grid(struct iwp_eval_job *j, iwp_err *err);
+
+#endif
