@@ -1,0 +1,118 @@
+"""iwp eval and iwp report from outside, on the golden checkpoint: resume after kill -9, shards, bad input."""
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+iwp, data = sys.argv[1], sys.argv[2]
+golden = os.path.join(data, "golden")
+bad = []
+
+
+def check(ok, what):
+    if not ok:
+        bad.append(what)
+        print("failed:", what)
+
+
+def run(*args, code=0, text=None):
+    p = subprocess.run([iwp, *args], capture_output=True, text=True, timeout=300)
+    check(p.returncode == code, "exit %d, want %d: %s\n%s" % (p.returncode, code, " ".join(args), p.stderr))
+    if text:
+        check(text in p.stderr and p.stderr.count("\n") == 1, "'%s' not in one line: %s" % (text, p.stderr))
+    return p.stdout
+
+
+def read(*path):
+    with open(os.path.join(*path), "rb") as f:
+        return f.read()
+
+
+t = tempfile.mkdtemp()
+try:
+    model, tower = os.path.join(t, "m.gguf"), os.path.join(t, "p.gguf")
+    run("convert", os.path.join(golden, "models", "llava-ov"), "-o", model, "--mmproj", tower, "--type", "f32")
+    shutil.copy(os.path.join(golden, "vectors", "llava-ov", "images", "small.png"), os.path.join(t, "small.png"))
+    with open(os.path.join(t, "broken.png"), "wb") as f:
+        f.write(b"no picture")
+    rows = [dict(id="q%d" % i, task="toy", image="small.png", question="Is it %d?" % i, answer="yes", scorer="yesno",
+                 category="ab"[i % 2], max_new_tokens=2) for i in range(3)]
+    rows.append(dict(id="bad", task="toy", image="broken.png", question="?", answer="no", scorer="yesno", category="a"))
+    rows.append(dict(id="n", task="said", image="small.png", question="Say", answers=["a dog", "the cat"], scorer="nll"))
+    manifest = os.path.join(t, "t.jsonl")
+    with open(manifest, "w") as f:
+        f.writelines(json.dumps(r) + "\n" for r in rows)
+
+    def grid(out, *more):
+        return ["eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", manifest, "--prune", "none,iwp,random",
+                "--keep", "50%,0.25", "--seeds", "2", "--out", os.path.join(t, out), *more]
+
+    table = run(*grid("whole"))
+    check("| iwp | 50% |" in table and table.count("\n|") >= 6, "table on stdout: " + table)
+    whole = read(t, "whole", "results.json")
+    res = json.loads(whole)
+    check(len(res["runs"]) == 10, "five rows of two tasks")
+    toy = {(r["prune"], r["keep"]): r for r in res["runs"] if r["task"] == "toy"}
+    check(all(r["n"] == 4 and r["errors"] == (2 if p == "random" else 1) for (p, k), r in toy.items()), "errors counted")
+    check(toy[("none", None)]["diff"] == 0 and set(toy[("iwp", 0.5)]["categories"]) == {"a", "b"}, "categories")
+    said = {(r["prune"], r["keep"]): r for r in res["runs"] if r["task"] == "said"}
+    check(said[("none", None)]["score"] > 0 and len(said[("random", 0.5)]["seed_scores"]) == 2, "nll")
+    d = said[("iwp", 0.25)]["score"] - said[("none", None)]["score"]
+    check(abs(said[("iwp", 0.25)]["diff"] - d) < 1e-9, "paired difference of one sample")
+    line = json.loads(read(t, "whole", "iwp-0.5", "samples_toy.jsonl").split(b"\n")[0])
+    check(line["kept"] == round(line["visual"] / 2) and line["resps"] == [[line["answer"]]], "samples line")
+    for name in "timings.json report.html report.md report.csv".split():
+        check(len(read(t, "whole", name)) > 100, name)
+
+    # answers of a grid with shared prefixes are those of one configuration alone
+    run(*[a if a != "none,iwp,random" else "iwp" for a in grid("alone", "--exact-times")])
+    check(read(t, "alone", "iwp-0.25", "samples_toy.jsonl") == read(t, "whole", "iwp-0.25", "samples_toy.jsonl"),
+          "alone equals grid")
+
+    # killed ten times
+    rng = random.Random(7)
+    for k in range(10):
+        p = subprocess.Popen([iwp, *grid("killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.05, 1.5))
+        p.kill()
+        p.wait()
+    done = os.path.join(t, "killed", "none")
+    if os.path.isdir(done):  # a line that was cut in the middle
+        with open(os.path.join(done, "samples_said.jsonl"), "a") as f:
+            f.write('{"doc_id":0,"id"') if not os.path.getsize(f.name) else None
+    run(*grid("killed"))
+    check(read(t, "killed", "results.json") == whole, "killed ten times: other results.json")
+
+    # shards
+    run(*grid("s0", "--shard", "0/2"))
+    run(*grid("s1", "--shard", "1/2"))
+    run("report", os.path.join(t, "s0"), os.path.join(t, "s1"), "--out", os.path.join(t, "merged"))
+    check(read(t, "merged", "results.json") == whole, "merged shards differ")
+    out = run("report", os.path.join(t, "whole"), "--diff", "none,iwp-0.25")
+    check("answers changed" in out, "diff")
+    os.remove(os.path.join(t, "whole", "results.json"))
+    run("report", os.path.join(t, "whole"))
+    check(read(t, "whole", "results.json") == whole, "rebuilt report differs")
+
+    # bad input
+    run(*grid("whole", "--limit", "2"), code=1, text="another --limit")
+    run(*grid("whole", "--profile", "lmms-0.7.2"), code=1, text="another --profile")
+    run(*grid("x", "--shard", "2/2"), code=2, text="--shard")
+    run("eval", "--tasks", "poppe", "--out", "x", code=2, text="did you mean pope")
+    run("eval", "--tasks", manifest, "--out", "x", "--prune", "iwp", code=2, text="--keep is needed")
+    run("eval", "--tasks", manifest, "--out", "x", "--prune", "ipw", "--keep", "0.5", code=1, text="did you mean iwp")
+    run(*grid("x", "--sweep", "nothing=1,2"), code=2, text="no method of --prune has an option")
+    run("report", t, code=1, text="no run.json")
+    run("report", os.path.join(t, "whole"), "--diff", "none,other", code=2, text="no configuration 'other'")
+    with open(manifest, "a") as f:
+        f.write("{\n")
+    run(*grid("x"), code=1, text="t.jsonl:6:")
+    check(not os.path.exists(os.path.join(t, "x")), "a folder was left by a refused command")
+finally:
+    shutil.rmtree(t)
+print("ok" if not bad else "%d failed" % len(bad))
+sys.exit(1 if bad else 0)
