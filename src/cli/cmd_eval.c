@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "base/err.h"
-#include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cli/engine_args.h"
@@ -17,10 +16,10 @@
 
 struct args {
     struct iwp_strings tasks, prune, keep, keep_tokens, sweep, opt;
-    const char *out, *data, *task_dir, *system, *shard, *paper;
+    const char *out, *data, *task_dir, *system, *shard;
     int32_t limit, profile, seeds, layer, rule, scope, keep_separators, frames;
     double fps;
-    bool exact_times, table;
+    bool exact_times, paper;
 };
 
 #define AT(field) offsetof(struct args, field)
@@ -61,8 +60,8 @@ static const struct iwp_opt eval_opts[] = {
     {"--fps", "F", IWP_OPT_REAL, AT(fps), 0.001, 1000, NULL, "frames per second of a video"},
     {"--exact-times", NULL, IWP_OPT_FLAG, AT(exact_times), 0, 0, NULL,
      "run every prefill whole, so that its time is measured and not put together"},
-    {"--paper", "FILE.json", IWP_OPT_TEXT, AT(paper), 0, 0, NULL,
-     "the paper's tables, shown beside ours"},
+    {"--paper", NULL, IWP_OPT_FLAG, AT(paper), 0, 0, NULL,
+     "show the paper's figures beside ours where model and task match"},
     IWP_OPT_END};
 #undef AT
 
@@ -388,8 +387,6 @@ static int work(struct args *a, struct iwp_model_args *model, iwp_err *err) {
     struct iwp_eval_data data = {0};
     struct iwp_eval_book book;
     struct iwp_eval_job job;
-    uint8_t *paper = NULL;
-    size_t n_paper;
     memset(&run, 0, sizeof run);
     memset(&job, 0, sizeof job);
     memset(&book, 0, sizeof book);
@@ -398,7 +395,6 @@ static int work(struct args *a, struct iwp_model_args *model, iwp_err *err) {
     if (rc >= 0) rc = make_configs(&run, a, err);
     if (rc >= 0) rc = add_tasks(&data, a, job.profile, err);
     if (rc >= 0) rc = iwp_model_args_engine(model, &job.engine, err);
-    if (rc >= 0 && a->paper) rc = iwp_file_read(a->paper, 16 << 20, &paper, &n_paper, err);
     if (rc < 0) goto fail;
     IWP_TRY_GOTO(hash_files(&run, &job.engine, err));
     run.profile = strdup(iwp_profile_name(job.profile));
@@ -432,7 +428,7 @@ static int work(struct args *a, struct iwp_model_args *model, iwp_err *err) {
     const int computed = rc;
     IWP_TRY_GOTO(iwp_eval_book_read(&book, &a->out, 1, err));
     if (run.n_shard > 1) book.missing = 0;
-    IWP_TRY_GOTO(iwp_eval_book_write(&book, a->out, (const char *)paper, err));
+    IWP_TRY_GOTO(iwp_eval_book_write(&book, a->out, a->paper, err));
     iwp_eval_report_md(&book, stdout);
     int32_t errors = 0;
     for (int32_t i = 0; i < book.n_row; i++) errors += book.row[i].s.errors;
@@ -440,7 +436,6 @@ static int work(struct args *a, struct iwp_model_args *model, iwp_err *err) {
         iwp_log(IWP_LOG_WARN, "eval: %d answers failed, see \"error\" in the samples", errors);
     iwp_log(IWP_LOG_INFO, "eval: %d answers computed now; %s/report.html", computed, a->out);
 fail:
-    free(paper);
     iwp_eval_book_free(&book);
     iwp_eval_data_free(&data);
     iwp_eval_run_free(&run);

@@ -2,7 +2,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/err.h"
 #include "eval/results.h"
 
 static const struct iwp_eval_row *find_row(const struct iwp_eval_book *b,
@@ -116,23 +115,27 @@ int iwp_eval_report_csv(const struct iwp_eval_book *b, FILE *f) {
     return 0;
 }
 
-int iwp_eval_report_diff(const struct iwp_eval_book *b, const char *one, const char *other, FILE *f,
-                         iwp_err *err) {
-    const struct iwp_eval_run *run = &b->run;
-    int32_t at[2] = {-1, -1};
-    for (int32_t k = 0; k < run->n_config; k++) {
-        if (!strcmp(run->config[k].dir, one)) at[0] = k;
-        if (!strcmp(run->config[k].dir, other)) at[1] = k;
-    }
-    for (int i = 0; i < 2; i++)
-        IWP_REQUIRE(at[i] >= 0, err, IWP_EINVAL,
-                    "--diff: no configuration '%.100s'; they are called like the folders in the "
-                    "results folder",
-                    i ? other : one);
+int32_t iwp_eval_book_config(const struct iwp_eval_book *b, const char *dir) {
+    for (int32_t k = 0; k < b->run.n_config; k++)
+        if (!strcmp(b->run.config[k].dir, dir)) return k;
+    return -1;
+}
+
+static int32_t find_task(const struct iwp_eval_book *b, const char *name) {
+    for (int32_t t = 0; t < b->run.n_task; t++)
+        if (!strcmp(b->run.task[t].task->name, name)) return t;
+    return -1;
+}
+
+void iwp_eval_report_diff(const struct iwp_eval_book *a, int32_t ka, const struct iwp_eval_book *b,
+                          int32_t kb, FILE *f) {
     int32_t better = 0, worse = 0, changed = 0;
-    for (int32_t t = 0; t < run->n_task; t++) {
-        const struct iwp_eval_records *x = &b->records[at[0] * run->n_task + t];
-        const struct iwp_eval_records *y = &b->records[at[1] * run->n_task + t];
+    for (int32_t t = 0; t < a->run.n_task; t++) {
+        const struct iwp_eval_task *task = a->run.task[t].task;
+        const int32_t tb = find_task(b, task->name);
+        if (tb < 0) continue;
+        const struct iwp_eval_records *x = &a->records[ka * a->run.n_task + t];
+        const struct iwp_eval_records *y = &b->records[kb * b->run.n_task + tb];
         for (int32_t i = 0, j = 0; i < x->n && j < y->n;) {
             const struct iwp_eval_record *p = &x->at[i], *q = &y->at[j];
             if (p->doc != q->doc) {
@@ -144,18 +147,17 @@ int iwp_eval_report_diff(const struct iwp_eval_book *b, const char *one, const c
             if (p->score == q->score && !strcmp(u, v)) continue;
             changed++;
             if (p->score == q->score) continue;
-            const bool nll = run->task[t].task->aggregate == IWP_AGGREGATE_NLL;
+            const bool nll = task->aggregate == IWP_AGGREGATE_NLL;
             const bool up = nll ? q->score < p->score : q->score > p->score;
             better += up;
             worse += !up;
+            fprintf(f, "%s %s/%s: ", up ? "+" : "-", task->name, p->id ? p->id : "");
             if (nll)
-                fprintf(f, "%s %s/%s: %.3f -> %.3f\n", up ? "+" : "-", run->task[t].task->name,
-                        p->id, p->score, q->score);
+                fprintf(f, "%.3f -> %.3f\n", p->score, q->score);
             else
-                fprintf(f, "%s %s/%s: '%s' -> '%s' (right: '%s')\n", up ? "+" : "-",
-                        run->task[t].task->name, p->id, u, v, p->target ? p->target : "");
+                fprintf(f, "'%s' -> '%s' (right: '%s')\n", u, v, p->target ? p->target : "");
         }
     }
-    fprintf(f, "%d better, %d worse, %d answers changed\n", better, worse, changed);
-    return 0;
+    fprintf(f, "%s -> %s: %d better, %d worse, %d answers changed\n", a->run.config[ka].dir,
+            b->run.config[kb].dir, better, worse, changed);
 }

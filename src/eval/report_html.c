@@ -255,7 +255,7 @@ static struct axis nice(double lo, double hi) {
         hi += fabs(hi) * 0.05 + 0.5;
     }
     const double raw = (hi - lo) / 4, p = pow(10, floor(log10(raw))), m = raw / p;
-    const double step = p * (m <= 1 ? 1 : m <= 2 ? 2 : m <= 5 ? 5 : 10);
+    const double step = p * (m <= 1 ? 1 : m <= 2 ? 2 : m <= 2.5 ? 2.5 : m <= 5 ? 5 : 10);
     return (struct axis){floor(lo / step) * step, ceil(hi / step) * step, step};
 }
 
@@ -474,11 +474,12 @@ static void failures(const struct iwp_eval_book *b, FILE *f) {
     fputs("</ul></details>\n", f);
 }
 
-int iwp_eval_report_html(const struct iwp_eval_book *b, const char *paper_text, FILE *f) {
+int iwp_eval_report_html(const struct iwp_eval_book *b, bool with_paper, FILE *f) {
     const struct iwp_eval_run *run = &b->run;
     cJSON *paper = NULL;
-    if (paper_text)
-        iwp_json_parse(paper_text, strlen(paper_text), (struct iwp_json_limits){0}, &paper, NULL);
+    const char *text = iwp_builtin_paper[0].json;
+    if (with_paper && text)
+        iwp_json_parse(text, strlen(text), (struct iwp_json_limits){0}, &paper, NULL);
     fputs(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
         "content=\"width=device-width,initial-scale=1\"><title>iwp eval: ",

@@ -358,8 +358,8 @@ static void put_timings(struct iwp_json_out *w, const struct iwp_eval_book *b) {
     iwp_json_close_object(w);
 }
 
-static int write_file(const struct iwp_eval_book *b, const char *dir, const char *name,
-                      const char *paper, iwp_err *err) {
+static int write_file(const struct iwp_eval_book *b, const char *dir, const char *name, bool paper,
+                      iwp_err *err) {
     char path[4096];
     struct iwp_output o;
     struct iwp_json_out w;
@@ -382,8 +382,7 @@ static int write_file(const struct iwp_eval_book *b, const char *dir, const char
     return rc;
 }
 
-int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, const char *paper,
-                        iwp_err *err) {
+int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, bool paper, iwp_err *err) {
     static const char *const names[] = {"timings.json", "report.md", "report.csv", "report.html",
                                         "results.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -43,8 +43,7 @@ int iwp_eval_book_read(struct iwp_eval_book *b, const char *const *dirs, int32_t
 void iwp_eval_book_free(struct iwp_eval_book *b);
 
 /* results.json, timings.json, report.html, report.md, report.csv */
-int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, const char *paper,
-                        iwp_err *err);
+int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, bool paper, iwp_err *err);
 
 /* "22.2%", "64 tokens", "100%" */
 void iwp_eval_keep_text(const struct iwp_eval_config *c, char out[32]);
@@ -53,10 +52,11 @@ void iwp_eval_method_text(const struct iwp_eval_config *c, char out[600]);
 
 int iwp_eval_report_md(const struct iwp_eval_book *b, FILE *f);
 int iwp_eval_report_csv(const struct iwp_eval_book *b, FILE *f);
-/* paper: text of the paper's tables (JSON) or NULL. */
-int iwp_eval_report_html(const struct iwp_eval_book *b, const char *paper, FILE *f);
-/* Answers that differ between two configurations (folder names) of the book. */
-int iwp_eval_report_diff(const struct iwp_eval_book *b, const char *one, const char *other, FILE *f,
-                         iwp_err *err);
+/* paper: with the paper's figures where model and tasks match. */
+int iwp_eval_report_html(const struct iwp_eval_book *b, bool paper, FILE *f);
+/* Answers that differ between a configuration of one book and a configuration of another (or the same). */
+void iwp_eval_report_diff(const struct iwp_eval_book *a, int32_t ka, const struct iwp_eval_book *b,
+                          int32_t kb, FILE *f);
+int32_t iwp_eval_book_config(const struct iwp_eval_book *b, const char *dir); /* -1: none */
 
 #endif

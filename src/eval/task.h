@@ -62,5 +62,6 @@ struct iwp_builtin_task {
     const char *name, *json;
 };
 extern const struct iwp_builtin_task iwp_builtin_tasks[]; /* generated; ends with name NULL */
+extern const struct iwp_builtin_task iwp_builtin_paper[]; /* the same: the paper's figures */
 
 #endif
