@@ -42,7 +42,7 @@ test-tsan: deps
 
 FUZZ_SECONDS ?= 10
 test-fuzz: deps
-	@echo '== fuzz'; $(call preset,fuzz)
+	@echo '== fuzz'; $(call preset,fuzz,fuzzers)
 	@scripts/fuzz $(FUZZ_SECONDS)
 
 test-long: ## make test, then every fuzzer for an hour and many more random cases
