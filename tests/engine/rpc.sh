@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# rpc.sh IWP LLAMA_BUILD DATA: the layers of a golden checkpoint over two of ggml's RPC servers on the loopback
+# rpc.sh IWP LLAMA_BUILD DATA TEST_WEIGHTS: the layers of a golden checkpoint over two of ggml's RPC servers on the loopback
 # interface give the same tokens and kept set as the CPU alone.  Left out when the servers are not built
 # (scripts/build-llama --peers).
 set -eu
-iwp=$1 server=$2/bin/ggml-rpc-server data=$3
+iwp=$1 server=$2/bin/ggml-rpc-server data=$3 weights=$4
 [ -x "$server" ] || { echo "no $server: left out (scripts/build-llama --peers)" && exit 77; }
 shared=${IWP_SHARED:-$data/../../../shared}/golden
 [ -d "$shared/models/llava-ov" ] || shared=$data/golden
@@ -29,6 +29,8 @@ for port in "${ports[@]}"; do
         sleep 0.1
     done
 done
+# a custom op must not go there
+ASAN_OPTIONS=detect_leaks=0 IWP_TEST_RPC=127.0.0.1:${ports[0]} "$weights" >"$dir/weights.log" 2>&1 || { cat "$dir/weights.log" && exit 1; }
 picture=$(find "$shared/vectors/llava-ov/images" -name 'wide.png' | head -1)
 [ -n "$picture" ] || picture=$(find "$shared/vectors/llava-ov/images" -name '*.png' | head -1)
 # (the RPC client keeps its registry until the end of the process)

@@ -143,12 +143,65 @@ TEST(layer_devices) {
     CHECK_INT(iwp_backend_layer_device(&b, 8, 8), 2);
 }
 
+static void never(struct ggml_tensor *dst, const struct ggml_tensor *a, int ith, int nth,
+                  void *ctx) {
+    (void)dst, (void)a, (void)ith, (void)nth, (void)ctx;
+}
+
+/* A graph with one custom op, pinned to `device`. */
+static int custom_on(struct iwp_backend *b, int32_t device, iwp_err *err) {
+    struct iwp_sched *s;
+    struct ggml_context *ctx;
+    struct ggml_cgraph *graph;
+    CHECK_INT(iwp_sched_new(&s, b, 16, err), 0);
+    CHECK_INT(iwp_sched_begin(s, &ctx, &graph, err), 0);
+    struct ggml_tensor *x = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 32);
+    ggml_set_input(x);
+    struct ggml_tensor *y = ggml_map_custom1(ctx, ggml_scale(ctx, x, 2), never, 1, NULL);
+    ggml_set_name(y, "odd_one");
+    ggml_set_output(y);
+    ggml_build_forward_expand(graph, y);
+    iwp_sched_pin(s, y, device);
+    int rc = iwp_sched_alloc(s, err);
+    iwp_sched_free(s);
+    return rc;
+}
+
+/* The RPC backend claims every op and would run none of ours: such a graph must not start.  Another
+ * device that claims every op stands in for it; the real one is tried when IWP_TEST_RPC names a server. */
+TEST(custom_ops_stay) {
+    struct iwp_backend *b, two;
+    iwp_err err = {0};
+    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 1}, &err), 0);
+    two = *b;
+    two.n_device = 2;
+    two.device[1] = b->device[0];
+    two.backend[1] = b->backend[0];
+    two.backend[0] = ggml_backend_dev_init(b->device[0], NULL);
+    CHECK(two.backend[0] != NULL);
+    CHECK_MSG(custom_on(b, 0, &err) == 0, "%s", err.msg);
+    CHECK_INT(custom_on(&two, 0, &err), IWP_EINTERNAL);
+    CHECK_MSG(strstr(err.msg, "odd_one") != NULL, "%s", err.msg);
+    ggml_backend_free(two.backend[0]);
+    iwp_backend_free(b);
+    const char *rpc = getenv("IWP_TEST_RPC");
+    if (!rpc) return;
+    struct iwp_backend_params p = {.n_thread = 1, .n_gpu = -1, .rpc = rpc};
+    CHECK_MSG(iwp_backend_new(&b, &p, &err) == 0, "%s", err.msg);
+    CHECK_INT(b->n_device, 2);
+    CHECK_MSG(custom_on(b, 1, &err) == 0, "%s", err.msg);
+    CHECK_INT(custom_on(b, 0, &err), IWP_EINTERNAL);
+    CHECK_MSG(strstr(err.msg, "RPC") != NULL, "%s", err.msg);
+    iwp_backend_free(b);
+}
+
 int main(void) {
     write_file();
     test_layouts();
     test_refused();
     test_rpc_not_there();
     test_layer_devices();
+    test_custom_ops_stay();
     unlink(path);
     return test_done();
 }

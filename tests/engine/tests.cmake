@@ -1,9 +1,15 @@
 # Tests that need ggml: linked here because the folder exists only with the engine.
 if(IWP_ENGINE)
   iwp_test_folder(engine LINK iwp_convert iwp_model iwp_media iwp_io iwp_base iwp_llama)
+  # The same sessions with heads wide enough for a q8_0 cache.
+  add_executable(test_engine_session_wide ${CMAKE_SOURCE_DIR}/tests/engine/test_session.c)
+  target_compile_definitions(test_engine_session_wide PRIVATE TEST_WIDE)
+  target_include_directories(test_engine_session_wide PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  target_link_libraries(test_engine_session_wide PRIVATE iwp_flags iwp_model iwp_media iwp_io iwp_base iwp_llama)
+  add_test(NAME engine/session-wide COMMAND test_engine_session_wide)
   add_test(NAME engine/get-llama COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/get_llama.sh)
   add_test(NAME engine/rpc COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/rpc.sh $<TARGET_FILE:iwp> ${IWP_LLAMA_BUILD}
-           ${CMAKE_SOURCE_DIR}/tests/data)
+           ${CMAKE_SOURCE_DIR}/tests/data $<TARGET_FILE:test_engine_weights>)
   set_tests_properties(engine/rpc PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME engine/bad-input COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/bad_input.sh $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)
