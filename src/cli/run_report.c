@@ -219,13 +219,14 @@ static int make_cells(const struct iwp_prompt_image *m, const struct iwp_session
     return 0;
 }
 
+/* Over the picture, or as a map of its own shaded by score. */
 static int draw_png(const struct iwp_prompt_image *m, const struct cells *c, bool scores,
                     const char *path, iwp_err *err) {
     const struct iwp_overlay o = {.rows = c->rows,
                                   .cols = c->cols,
                                   .kept = c->kept,
                                   .scores = scores ? c->scores : NULL,
-                                  .rgb = m->picture.rgb,
+                                  .rgb = scores ? NULL : m->picture.rgb,
                                   .width = m->picture.w,
                                   .height = m->picture.h};
     return iwp_overlay_write_png(&o, path, err);

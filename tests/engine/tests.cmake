@@ -11,6 +11,8 @@ if(IWP_ENGINE)
   add_test(NAME engine/rpc COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/rpc.sh $<TARGET_FILE:iwp> ${IWP_LLAMA_BUILD}
            ${CMAKE_SOURCE_DIR}/tests/data $<TARGET_FILE:test_engine_weights>)
   set_tests_properties(engine/rpc PROPERTIES SKIP_RETURN_CODE 77)
+  add_test(NAME engine/run COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/test_run.py $<TARGET_FILE:iwp>
+           ${CMAKE_SOURCE_DIR}/tests/data)
   add_test(NAME engine/bad-input COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/bad_input.sh $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)
 endif()

@@ -1,0 +1,128 @@
+"""iwp run and iwp bench prefill from outside, on a golden checkpoint: pictures of what was kept, Ctrl-C, row fields.
+
+usage: test_run.py PROGRAM DATA        (standard library only)"""
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import zlib
+
+PROGRAM, DATA = (os.path.abspath(a) for a in sys.argv[1:3])
+GOLDEN = os.path.join(DATA, "golden")
+failed = []
+
+
+def check(ok, what):
+    if not ok:
+        failed.append(what)
+        print("FAILED:", what)
+
+
+def iwp(*args):
+    r = subprocess.run([PROGRAM, *args], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    if r.returncode:
+        sys.exit("iwp %s: exit %d: %s" % (" ".join(args), r.returncode, r.stderr))
+    return r.stdout
+
+
+def png(path):
+    """(width, height, raw rows); every chunk's checksum is checked."""
+    with open(path, "rb") as f:
+        data = f.read()
+    check(data[:8] == b"\x89PNG\r\n\x1a\n", path + " is no PNG")
+    at, body, size, last = 8, b"", (0, 0), b""
+    while at < len(data):
+        n, = struct.unpack(">I", data[at:at + 4])
+        last, part = data[at + 4:at + 8], data[at + 8:at + 8 + n]
+        check(struct.unpack(">I", data[at + 8 + n:at + 12 + n])[0] == zlib.crc32(last + part), "checksum in " + path)
+        if last == b"IHDR":
+            size = struct.unpack(">II", part[:8])
+        body += part if last == b"IDAT" else b""
+        at += 12 + n
+    check(last == b"IEND", path + " is cut short")
+    return size[0], size[1], zlib.decompress(body)
+
+
+def pictures(d, base, picture):
+    """--overlay and the three forms of --prune-dump say what --json says."""
+    ask = [*base, "-mm", d + "/p.gguf", "--image", picture, "-p", "What is this?", "-n", "2", "--json"]
+    cut = ["--prune", "iwp", "--keep", "22.2%"]
+    got = json.loads(iwp(*ask, *cut, "--overlay", d + "/o.png", "--prune-dump", d + "/k.svg"))
+    keep, image = got["prune"]["keep_indices"], got["images"][0]
+    first, (rows, cols) = image["grids"][0], image["grids"][-1]
+    check(len(image["grids"]) > 1, "the picture makes an AnyRes map")
+    want = set()                      # the map follows the global view, with a separator after each of its rows
+    for i in keep:
+        k = i - first[0] * first[1]
+        if k >= 0 and k % (cols + 1) < cols:
+            want.add((k % (cols + 1), k // (cols + 1)))
+    with open(d + "/k.svg") as f:
+        svg = f.read()
+    check('viewBox="0 0 %d %d"' % (10 * cols, 10 * rows) in svg, "size of the SVG")
+    drawn = {(int(x) // 10, int(y) // 10) for x, y in re.findall(r'<rect x="(\d+)" y="(\d+)"', svg)}
+    check(drawn == want and 0 < len(want) < rows * cols, "cells of the SVG: %d, kept %d" % (len(drawn), len(want)))
+
+    again = json.loads(iwp(*ask, *cut, "--prune-dump", d + "/k.json"))
+    with open(d + "/k.json") as f:
+        dump = json.load(f)
+    check(again["prune"]["keep_indices"] == keep, "the same question keeps the same tokens")
+    check(dump["prune"]["keep_indices"] == keep, "--prune-dump .json keep_indices")
+    check(dump["n_visual"] == got["tokens"]["visual"] == len(dump["scores"]), "--prune-dump .json scores")
+    check(dump["images"] == got["images"], "--prune-dump .json images")
+
+    iwp(*ask, *cut, "--prune-dump", d + "/k.png")
+    iwp(*ask, "--overlay", d + "/all.png")
+    o, a, k = png(d + "/o.png"), png(d + "/all.png"), png(d + "/k.png")
+    check(o[0] * rows == o[1] * cols and o[0] >= image["width"], "overlay has the shape of the grid")
+    check(o[:2] == a[:2] and o[2] != a[2], "dropped tokens show in the overlay")
+    check(k[:2] == o[:2] and k[2] != o[2], "--prune-dump .png draws the scores")
+
+
+def interrupt(d, base):
+    """Ctrl-C while the answer streams: exit 130, what was said stays, no file is left behind."""
+    before = sorted(os.listdir(d))
+    p = subprocess.Popen([PROGRAM, *base, "-p", "Tell me a story.", "-n", "100000", "-c", "100100", "--ignore-eos"],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    check(len(os.read(p.stdout.fileno(), 1)) == 1, "the answer streams")
+    p.send_signal(signal.SIGINT)
+    _, err = p.communicate(timeout=120)
+    check(p.returncode == 130, "interrupted: exit %d, not 130: %s" % (p.returncode, err[-300:]))
+    check(sorted(os.listdir(d)) == before, "files left behind: %s" % os.listdir(d))
+
+
+ROW = ["model", "prune", "keep", "visual", "visual_kept", "prompt", "encode_ms", "select_ms", "prefill_ms", "ttft_ms",
+       "prefill_tokens_per_s", "decode_tokens_per_s", "gflops", "peak_rss_bytes"]
+
+
+def bench(d):
+    got = json.loads(iwp("bench", "prefill", "-m", d + "/m.gguf", "-p", "64,96", "--prune", "none,iwp", "--keep", "0.25,0.5",
+                         "-r", "2", "-n", "2", "-t", "1", "-lv", "1", "-o", "json"))
+    check(sorted(got) == ["cpu", "rows", "threads"] and got["threads"] == 1, "bench prefill: %s" % sorted(got))
+    rows = got["rows"]
+    check([(r["prompt"], r["prune"], r["keep"]) for r in rows] ==
+          [(n, m, k) for n in (64, 96) for m, k in (("none", None), ("iwp", .25), ("iwp", .5))], "bench prefill: the grid")
+    for r in rows:
+        check(list(r) == ROW, "bench prefill: fields %s" % list(r))
+        check(r["visual"] == r["prompt"] - 32, "bench prefill: visual")
+        check(r["visual_kept"] == round(r["visual"] * (r["keep"] or 1)), "bench prefill: visual_kept %s" % r)
+        check(r["encode_ms"] is None and r["ttft_ms"] is None, "bench prefill: what is not measured is null")
+        for key in ROW[8:9] + ROW[10:]:
+            check(r[key] > 0, "bench prefill: %s" % key)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as d:
+        iwp("convert", GOLDEN + "/models/llava-ov", "-o", d + "/m.gguf", "--mmproj", d + "/p.gguf", "--type", "f32", "-lv", "1")
+        base = ["run", "-m", d + "/m.gguf", "-t", "1", "-lv", "1"]
+        interrupt(d, base)
+        pictures(d, base, GOLDEN + "/vectors/llava-ov/images/wide.png")
+        bench(d)
+    print("%d failed" % len(failed))
+    return 1 if failed else 0
+
+
+sys.exit(main())
