@@ -23,7 +23,9 @@ endforeach()
 if(NOT IWP_ENGINE)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/eval/runner.c PROPERTIES HEADER_FILE_ONLY ON)
 endif()
-iwp_folder(server LINK iwp_base)
+if(IWP_ENGINE)
+  include(${CMAKE_SOURCE_DIR}/cmake/server.cmake)
+endif()
 
 configure_file(${CMAKE_SOURCE_DIR}/src/cli/version.h.in ${CMAKE_BINARY_DIR}/generated/cli/version.h @ONLY)
 
@@ -31,14 +33,14 @@ configure_file(${CMAKE_SOURCE_DIR}/src/cli/version.h.in ${CMAKE_BINARY_DIR}/gene
 file(GLOB cli_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cli/*.c)
 list(REMOVE_ITEM cli_files ${CMAKE_SOURCE_DIR}/src/cli/main.c)
 if(NOT IWP_ENGINE)
-  list(FILTER cli_files EXCLUDE REGEX "/(cmd_run|cmd_eval|run_[a-z]+|engine_args|bench_prefill|bench_encode)\\.c$")
+  list(FILTER cli_files EXCLUDE REGEX "/(cmd_run|cmd_serve|cmd_eval|run_[a-z]+|engine_args|bench_prefill|bench_encode)\\.c$")
 endif()
 add_library(iwp_cli STATIC ${cli_files})
 if(IWP_ENGINE)
   target_compile_definitions(iwp_cli PUBLIC IWP_HAVE_ENGINE)
 endif()
 target_include_directories(iwp_cli PUBLIC ${CMAKE_BINARY_DIR}/generated ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
-target_link_libraries(iwp_cli PRIVATE iwp_flags PUBLIC iwp_server iwp_eval iwp_convert iwp_view
+target_link_libraries(iwp_cli PRIVATE iwp_flags PUBLIC $<TARGET_NAME_IF_EXISTS:iwp_server> iwp_eval iwp_convert iwp_view
   $<TARGET_NAME_IF_EXISTS:iwp_model> iwp_media iwp_prune iwp_io iwp_kern iwp_base ${CMAKE_DL_LIBS})
 if(EXISTS ${CMAKE_SOURCE_DIR}/src/cli/bench_select.c)
   target_compile_definitions(iwp_cli PRIVATE IWP_HAVE_BENCH_SELECT)

@@ -1,0 +1,65 @@
+/* The body of a chat request (interfaces 2.2) as the engine takes it.
+ *
+ * Owns: which fields count, their ranges and their error texts, content parts in all their spellings,
+ * where a picture may come from, and the `prune` object, checked against the method table.  Unknown
+ * fields are ignored, for SDKs add some; unknown ones inside `prune` are refused, because a misspelt
+ * budget would silently be none.  Knows nothing of HTTP, queues or sessions.
+ * Refuses: remote URLs always; local files unless a folder is given, and outside of it. */
+#ifndef IWP_SERVER_REQUEST_H
+#define IWP_SERVER_REQUEST_H
+
+#include <cjson/cJSON.h>
+
+#include "iwp/engine.h"
+
+enum iwp_report { IWP_REPORT_NONE, IWP_REPORT_SUMMARY, IWP_REPORT_TOKENS };
+
+/* What a request says about pruning, or the server's default. */
+struct iwp_request_prune {
+    bool on;
+    struct iwp_params params;
+    enum iwp_positions positions;
+    enum iwp_report report;
+};
+
+/* What a request does not say. */
+struct iwp_request_defaults {
+    struct iwp_request_prune prune;
+    struct iwp_sampler_params sampler;
+    int32_t n_predict;      /* -1: until the context is full */
+    const char *media_path; /* resolved folder for file:// URLs, or NULL */
+    int32_t n_layer;        /* of the model; 0: not known, layers are not checked */
+};
+
+struct iwp_request {
+    cJSON *doc; /* owns all texts */
+    struct iwp_message *message;
+    int32_t n_message;
+    struct iwp_part *part; /* of all messages */
+    int32_t n_part;
+    uint8_t **media; /* [n_media] bytes of pictures, pointed to by parts */
+    int32_t n_media;
+    uint64_t media_hash; /* of all pictures: the same ones were perhaps seen by a session */
+    struct iwp_sampler_params sampler;
+    int32_t n_predict, min_tokens, max_tokens;
+    const char **stop; /* NULL-terminated */
+    bool ignore_eos, stream, include_usage;
+    int32_t top_logprobs; /* -1: none asked for */
+    const char *model;    /* as the client named it, or NULL */
+    struct iwp_request_prune prune;
+};
+
+/* Every failure is IWP_EINVAL or IWP_EFORMAT (the client's fault) or IWP_ENOMEM; free in all cases. */
+int iwp_request_parse(struct iwp_request *r, const char *body, size_t n,
+                      const struct iwp_request_defaults *def, iwp_err *err);
+void iwp_request_free(struct iwp_request *r); /* a zeroed one is fine */
+
+/* The `prune` object alone; v NULL or JSON null: the default. */
+int iwp_request_parse_prune(struct iwp_request_prune *p, const cJSON *v,
+                            const struct iwp_request_defaults *def, iwp_err *err);
+
+/* Bytes behind a URL or raw base64; caller frees *data. */
+int iwp_request_load_media(const char *url, const char *media_path, uint8_t **data, size_t *size,
+                           iwp_err *err);
+
+#endif

@@ -1,0 +1,134 @@
+/* The server from start to end: see server.h. */
+#include "server/server.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "server/state.h"
+
+static sem_t signalled;
+
+static void on_signal(int sig) {
+    (void)sig;
+    sem_post(&signalled);
+}
+
+static bool aborted(void *ctx) { return atomic_load(&((struct iwp_server *)ctx)->abort); }
+
+/* "…/iwp-photo.gguf" is iwp-photo.gguf. */
+static char *model_name(const struct iwp_server_params *p) {
+    const char *name = p->alias;
+    if (!name) {
+        const char *slash = strrchr(p->engine.model, '/');
+        name = slash ? slash + 1 : p->engine.model;
+    }
+    return strdup(name);
+}
+
+static int load(struct iwp_server *s, iwp_err *err) {
+    const double t0 = iwp_clock_ms();
+    IWP_TRY(iwp_engine_open(&s->e, &s->p.engine, err));
+    iwp_engine_set_cancel(s->e, aborted, s);
+    s->info = iwp_engine_info(s->e);
+    s->p.def.n_layer = s->info.n_layer;
+    for (int32_t i = 0; i < s->p.n_parallel; i++)
+        IWP_TRY(iwp_session_new(&s->session[i], s->e, &s->p.session, err));
+    struct iwp_json_out models, props;
+    iwp_json_init(&models, false);
+    iwp_json_init(&props, false);
+    iwp_reply_models(&models, s);
+    iwp_reply_props(&props, s);
+    s->models_json = models.text;
+    s->props_json = props.text;
+    IWP_REQUIRE(!models.failed && !props.failed, err, IWP_ENOMEM, "out of memory");
+    iwp_log(IWP_LOG_INFO, "%s is ready after %.0f ms: %d layers, %d session%s", s->name,
+            iwp_clock_ms() - t0, s->info.n_layer, s->p.n_parallel, s->p.n_parallel > 1 ? "s" : "");
+    return 0;
+}
+
+static void set_state(struct iwp_server *s, int state) {
+    pthread_mutex_lock(&s->lock);
+    s->state = state;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool idle(struct iwp_server *s) {
+    pthread_mutex_lock(&s->lock);
+    const bool yes = s->n_waiting == 0 && s->n_running == 0;
+    pthread_mutex_unlock(&s->lock);
+    return yes;
+}
+
+/* Waits for a signal; then no new requests, and what runs may end in time.  A second signal hurries. */
+static void serve(struct iwp_server *s) {
+    while (sem_wait(&signalled) != 0 && errno == EINTR) {
+    }
+    set_state(s, IWP_SERVER_DRAINING);
+    const int fd = MHD_quiesce_daemon(s->daemon);
+    if (fd >= 0) close(fd);
+    iwp_log(IWP_LOG_INFO, "shutting down: running requests have %d s", s->p.shutdown_s);
+    const double end = iwp_clock_ms() + 1e3 * s->p.shutdown_s;
+    while (!idle(s) && iwp_clock_ms() < end && sem_trywait(&signalled) != 0) iwp_server_sleep(20);
+    if (!idle(s)) atomic_store(&s->abort, true);
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->worker, NULL);
+}
+
+static int run(struct iwp_server *s, iwp_err *err) {
+    if (s->p.media_path) {
+        char *real = realpath(s->p.media_path, NULL);
+        IWP_REQUIRE(real, err, IWP_EINVAL, "--media-path %.200s: %s", s->p.media_path,
+                    strerror(errno));
+        s->p.def.media_path = real;
+    }
+    s->name = model_name(&s->p);
+    IWP_REQUIRE(s->name, err, IWP_ENOMEM, "out of memory");
+    IWP_TRY(iwp_http_start(s, err)); /* before loading: health says 503 until the model is there */
+    IWP_TRY(load(s, err));
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_signal;
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+    IWP_REQUIRE(pthread_create(&s->worker, NULL, iwp_worker_main, s) == 0, err, IWP_EIO,
+                "cannot start a thread");
+    set_state(s, IWP_SERVER_READY);
+    serve(s);
+    return 0;
+}
+
+int iwp_server_run(const struct iwp_server_params *p, iwp_err *err) {
+    struct iwp_server *s = calloc(1, sizeof *s);
+    IWP_REQUIRE(s, err, IWP_ENOMEM, "out of memory");
+    s->p = *p;
+    s->started = time(NULL);
+    if (s->p.n_parallel > IWP_SERVER_MAX_SLOT) s->p.n_parallel = IWP_SERVER_MAX_SLOT;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    sem_init(&signalled, 0, 0);
+    signal(SIGPIPE, SIG_IGN);
+    int rc = run(s, err);
+    if (s->daemon) iwp_http_stop(s);
+    for (int32_t i = 0; i < s->p.n_parallel; i++) iwp_session_free(s->session[i]);
+    iwp_engine_close(s->e);
+    free(s->models_json);
+    free(s->props_json);
+    free((char *)(uintptr_t)s->p.def.media_path);
+    free(s->name);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+    return rc;
+}

@@ -1,0 +1,126 @@
+"""test_load.py IWP DATA: many clients, a full queue, clients that leave, read slowly or never end; keys and hosts; the end."""
+import concurrent.futures as futures
+import json
+import os
+import signal
+import socket
+import time
+
+from serve import Server, chat_body, check, convert, finish, folder, picture, text
+
+
+def raw(s, body, extra=""):
+    c = s.socket()
+    body = json.dumps(body).encode()
+    c.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return c
+
+
+def wait(what, seconds=20):
+    end = time.time() + seconds
+    while time.time() < end:
+        if what():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+long = chat_body("count", max_tokens=150000, ignore_eos=True)
+
+with folder() as tmp:
+    model, mmproj = convert(tmp)
+
+    # ---- two sessions, short queue
+    s = Server(model, mmproj, "-np", "2", "--queue", "2", "--api-key", "secret", "--timeout", "5", "--body-limit", "1", "-c", "200000")
+    key = {"Authorization": "Bearer secret"}
+    for name, h, want in (("none", {}, 401), ("wrong", {"Authorization": "Bearer secre"}, 401), ("longer", {"Authorization": "Bearer secrets"}, 401),
+                          ("right", key, 200), ("header", {"X-Api-Key": "secret"}, 200)):
+        status, b, _ = s.post("/v1/chat/completions", chat_body("hi"), h)
+        check(f"key {name}", status == want and (want == 200 or json.loads(b)["error"]["type"] == "authentication_error"), (status, b))
+    check("health needs no key", s.get("/health")[0] == 200)
+    check("rebinding", s.get("/health", {"Host": "evil.example"})[0] == 403)
+    check("other origin", s.post("/v1/chat/completions", chat_body("hi"), {**key, "Origin": "http://evil.example"})[0] == 403)
+    check("own origin", s.post("/v1/chat/completions", chat_body("hi"), {**key, "Origin": s.base})[0] == 200)
+    check("too large", s.post("/v1/chat/completions", b" " * 1200000, key)[0] == 413)
+
+    auth = "Authorization: Bearer secret\r\n"
+    metric = s.metric
+    s.get = lambda path, headers=None, g=s.get: g(path, {**key, **(headers or {})})
+    clients = [raw(s, long, auth) for _ in range(2)]
+    check("running", wait(lambda: metric("requests_processing") == 2))
+    clients += [raw(s, long, auth) for _ in range(2)]
+    check("busy", wait(lambda: metric("requests_processing") == 2 and metric("requests_deferred") == 2))
+    status, b, head = s.post("/v1/chat/completions", chat_body("hi"), key, timeout=10)
+    check("queue full", status == 429 and "Retry-After" in head and json.loads(b)["error"]["type"] == "rate_limit_error", (status, b))
+    check("health while busy", s.get("/health")[0] == 200)
+    for c in clients:
+        c.close()  # two run, two wait: all are dropped
+    check("leavers are dropped", wait(lambda: metric("requests_processing") == 0 and metric("requests_deferred") == 0))
+    check("counted", metric("requests_cancelled_total") == 4, metric("requests_cancelled_total"))
+    check("answers go on", s.post("/v1/chat/completions", chat_body("hi"), key)[0] == 200)
+
+    # ---- a reader that does not read, senders that do not send
+    slow = raw(s, {**long, "stream": True, "max_tokens": 300}, auth)
+    silent = s.socket()
+    half = s.socket()
+    half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le")
+    check("others are served", s.post("/v1/chat/completions", chat_body("hi"), key)[0] == 200)
+    for name, c in (("silent", silent), ("half a head", half)):
+        c.settimeout(20)
+        try:
+            data = c.recv(1000)
+        except ConnectionError:
+            data = b""
+        check(f"{name} is closed", data == b"" or b" 408 " in data, data)
+    slow.close()
+    garbage = s.socket()
+    garbage.sendall(b"\x00\xff nonsense\r\n\r\n")
+    garbage.close()
+    for _ in range(200):
+        s.socket().close()
+    check("alive", s.post("/v1/chat/completions", chat_body("hi"), key)[0] == 200)
+    s.stop()
+
+    # ---- many at once, with pictures; answers do not depend on the company
+    s = Server(model, mmproj, "-np", "4", "--prune", "iwp", "--keep", "50%")
+    asks = [([picture(("small.png", "wide.png")[i % 2]), text(f"What is number {i % 5}?")], {"prune": {"method": ("iwp", "random", "none")[i % 3], **({} if i % 3 == 2 else {"keep": 0.3})}})
+            for i in range(32)]
+    with futures.ThreadPoolExecutor(32) as ex:
+        many = list(ex.map(lambda a: s.chat(a[0], **a[1]), asks))
+    check("32 at once", all(x[0] == 200 for x in many), [x for x in many if x[0] != 200][:1])
+    for i in (0, 1, 2, 17):
+        alone = s.chat(asks[i][0], **asks[i][1])[1]
+        check(f"same alone {i}", alone["choices"][0]["message"] == many[i][1]["choices"][0]["message"], (alone, many[i]))
+    check("default prune", s.chat(asks[0][0])[1]["prune"]["method"] == "iwp")
+
+    # ---- the end: a running answer is finished, a new one refused
+    c = raw(s, {**chat_body("count", max_tokens=150, ignore_eos=True), "stream": True})
+    first = c.recv(1000)
+    check("stream began", b"200 OK" in first, first)
+    s.process.send_signal(signal.SIGTERM)
+    rest = first
+    while True:
+        try:
+            d = c.recv(65536)
+        except socket.timeout:
+            d = b""
+        if not d:
+            break
+        rest += d
+        if b"[DONE]" in rest:
+            break
+    check("finished after SIGTERM", b"[DONE]" in rest, rest[-300:])
+    c.close()
+    code = s.process.wait(60)
+    check("exit", code == 0, (code, "".join(s.log)[-600:]))
+
+    # ---- no time to finish
+    s = Server(model, mmproj, "--shutdown-timeout", "0", "-c", "200000")
+    c = raw(s, long)
+    check("runs", wait(lambda: s.metric("requests_processing") == 1))
+    s.process.send_signal(signal.SIGTERM)
+    c.settimeout(30)
+    a = c.recv(2000)
+    check("cut off with 503", b" 503 " in a and b"shutting down" in a, a)
+    check("exit", s.process.wait(60) == 0, "".join(s.log)[-600:])
+finish()
