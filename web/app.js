@@ -1,0 +1,306 @@
+// The inspector: sends the same question with one or two budgets, streams the answers and draws which
+// cells of the picture were kept.  Plain DOM, no framework; talks to this server only.
+'use strict';
+
+const $ = (id) => document.getElementById(id);
+const state = {picture: null, url: '', layers: 0, running: null, key: ''};
+const sides = [];
+
+function make(tag, attributes, text) {
+  const svg = ['svg', 'rect', 'path'].includes(tag);
+  const e = svg ? document.createElementNS('http://www.w3.org/2000/svg', tag) : document.createElement(tag);
+  for (const [k, v] of Object.entries(attributes || {})) e.setAttribute(k, v);
+  if (text !== undefined) e.textContent = text;
+  return e;
+}
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+const ms = (v) => v >= 1000 ? (v / 1000).toFixed(2) + ' s' : v.toFixed(v < 10 ? 1 : 0) + ' ms';
+const headers = () => ({'Content-Type': 'application/json', ...(state.key ? {Authorization: 'Bearer ' + state.key} : {})});
+
+// ---- one side: method, budget, result
+
+class Side {
+  constructor(method, keep) {
+    this.root = $('side').content.firstElementChild.cloneNode(true);
+    const q = (c) => this.root.querySelector('.' + c);
+    for (const c of ['method', 'keep', 'share', 'layer', 'picture', 'answer', 'facts', 'bars', 'counts', 'error', 'curl', 'budget', 'layers'])
+      this[c] = q(c);
+    this.preset = method;
+    this.keep.value = keep;
+    this.report = null;
+    this.keep.addEventListener('input', () => this.show());
+    this.keep.addEventListener('change', () => this.again());
+    this.method.addEventListener('change', () => { this.show(); this.again(); });
+    this.layer.addEventListener('change', () => this.again());
+    this.curl.addEventListener('click', () => this.copy());
+    $('sides').append(this.root);
+  }
+
+  fill(methods) {
+    this.method.replaceChildren(make('option', {value: 'none'}, 'none (all tokens)'),
+      ...methods.map((m) => make('option', {value: m.name, title: m.title}, m.name)));
+    this.method.value = methods.some((m) => m.name === this.preset) ? this.preset : 'none';
+    this.layer.max = state.layers - 1;
+    this.show();
+  }
+
+  show() {
+    const off = this.method.value === 'none';
+    this.share.textContent = off ? '100 %' : this.keep.value + ' %';
+    this.keep.disabled = this.layer.disabled = off;
+  }
+
+  prune() {
+    if (this.method.value === 'none') return {method: 'none', report: 'tokens'};
+    const p = {method: this.method.value, keep: this.keep.value / 100, report: 'tokens'};
+    if (this.layer.value !== '') p.layer = Number(this.layer.value);
+    return p;
+  }
+
+  body(url) {
+    const content = [{type: 'text', text: $('question').value}];
+    if (url) content.unshift({type: 'image_url', image_url: {url}});
+    return {messages: [{role: 'user', content}], max_tokens: Number($('length').value) || 48, temperature: 0, stream: true, prune: this.prune()};
+  }
+
+  // A new budget asks again; the picture is encoded already, so only the decoder runs.
+  again() { if (this.report && !state.running) run([this]); }
+
+  async copy() {
+    const body = JSON.stringify(this.body(state.url ? 'data:image/png;base64,…' : '')).replaceAll("'", "'\\''");
+    const auth = state.key ? " -H 'Authorization: Bearer $KEY'" : '';
+    try {
+      await navigator.clipboard.writeText(`curl ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${auth} -d '${body}'`);
+      this.curl.textContent = 'Copied';
+    } catch { this.curl.textContent = 'The browser does not allow copying'; }
+    setTimeout(() => { this.curl.textContent = 'Copy as curl'; }, 1500);
+  }
+
+  clear() {
+    this.answer.textContent = this.error.textContent = '';
+    for (const e of [this.facts, this.bars, this.counts]) e.replaceChildren();
+    this.report = null;
+    this.draw();
+  }
+
+  async ask(signal) {
+    this.clear();
+    this.answer.textContent = '…';
+    let first = true;
+    const r = await fetch('v1/chat/completions', {method: 'POST', headers: headers(), body: JSON.stringify(this.body(state.url)), signal});
+    if (!r.ok) {
+      const e = await r.json().catch(() => ({}));
+      if (r.status === 401) $('key-field').hidden = false;
+      throw new Error(e.error ? e.error.message : 'status ' + r.status);
+    }
+    for await (const event of events(r.body)) {
+      if (event.error) throw new Error(event.error.message);
+      const text = event.choices?.[0]?.delta?.content;
+      if (text) {
+        this.answer.textContent = (first ? '' : this.answer.textContent) + text;
+        first = false;
+      }
+      if (event.timings) this.finish(event);
+    }
+    if (first) this.answer.textContent = '(nothing said)';
+  }
+
+  finish(event) {
+    const p = event.prune, t = event.timings;
+    this.report = {prune: p, timings: t};
+    const saved = p && p.prefill_flops_full > 0 ? 1 - p.prefill_flops / p.prefill_flops_full : 0;
+    const facts = p ? [['visual tokens', `${p.visual_kept} of ${p.visual_in} kept` + (p.layer === null ? '' : `, from layer ${p.layer}`)],
+      ['prefill work', saved > 0 ? `${(100 * saved).toFixed(0)} % saved` : 'all of it'],
+      ['cache', `${(p.kv_bytes / 1048576).toFixed(1)} of ${(p.kv_bytes_full / 1048576).toFixed(1)} MiB`]] : [];
+    facts.push(['first token', ms(t.time_to_first_token_ms)], ['speed', t.predicted_per_second.toFixed(1) + ' tokens/s']);
+    this.facts.replaceChildren(...facts.flatMap(([k, v]) => [make('dt', {}, k), make('dd', {}, v)]));
+    this.stages();
+    this.draw();
+    bars();
+  }
+
+  // Visual tokens in each decoder layer.
+  stages() {
+    const p = this.report.prune, n = state.layers;
+    if (!p || !n || !p.visual_in) return;
+    const svg = make('svg', {viewBox: `0 0 ${n} 10`, preserveAspectRatio: 'none', role: 'img', 'aria-label': 'visual tokens per layer'});
+    for (let l = 0; l < n; l++) {
+      let have = p.visual_in;
+      for (const s of p.stages) if (l >= s.layer) have = s.visual_kept;
+      const h = Math.max(0.2, 10 * have / p.visual_in);
+      svg.append(make('rect', {x: l + 0.08, y: 10 - h, width: 0.84, height: h, fill: colour('prefill')}));
+    }
+    this.counts.replaceChildren(make('p', {}, `visual tokens in layers 0 to ${n - 1}`), svg);
+  }
+
+  draw() {
+    const c = this.picture, image = state.picture;
+    c.hidden = !image;
+    if (!image) return;
+    const scale = Math.min(1, 1000 / Math.max(image.naturalWidth, image.naturalHeight));
+    c.width = Math.max(1, Math.round(image.naturalWidth * scale));
+    c.height = Math.max(1, Math.round(image.naturalHeight * scale));
+    const g = c.getContext('2d');
+    g.drawImage(image, 0, 0, c.width, c.height);
+    const m = this.report?.prune?.images?.[0];
+    if (!m || !m.grid) return;
+    const [rows, cols] = m.grid, bits = atob(m.keep), heat = $('heat').checked && m.scores ? atob(m.scores) : null;
+    const fx = c.width / m.width, fy = c.height / m.height;
+    for (let y = 0; y < rows; y++)
+      for (let x = 0; x < cols; x++) {
+        const i = y * cols + x, kept = bits.charCodeAt(i >> 3) >> (i & 7) & 1;
+        const x0 = m.x[x] * fx, y0 = m.y[y] * fy, w = (m.x[x + 1] - m.x[x]) * fx, h = (m.y[y + 1] - m.y[y]) * fy;
+        if (w <= 0 || h <= 0) continue;
+        if (heat) {
+          const v = heat.charCodeAt(i) / 255;
+          g.fillStyle = `hsl(${240 - 200 * v} 90% ${25 + 35 * v}% / 0.6)`;
+          g.fillRect(x0, y0, w, h);
+        } else if (!kept) {
+          g.fillStyle = 'rgb(10 12 16 / 0.78)';
+          g.fillRect(x0, y0, w, h);
+        }
+        if (kept && (heat || rows * cols < 5000)) {
+          g.strokeStyle = heat ? '#fff' : 'rgb(245 184 61 / 0.55)';
+          g.lineWidth = heat ? 1.5 : 1;
+          g.strokeRect(x0 + 0.5, y0 + 0.5, w - 1, h - 1);
+        }
+      }
+    c.setAttribute('aria-label', `${m.visual_kept} of ${m.visual_in} tokens kept`);
+  }
+}
+
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let text = '';
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return;
+    text += value;
+    for (let end; (end = text.indexOf('\n\n')) >= 0; text = text.slice(end + 2)) {
+      const event = text.slice(0, end);
+      if (event.startsWith('data: ') && event !== 'data: [DONE]') yield JSON.parse(event.slice(6));
+    }
+  }
+}
+
+// Both sides on one scale.
+function bars() {
+  const shown = sides.filter((s) => s.report);
+  const parts = (s) => [['encode', s.report.timings.encode_ms], ['prefill', s.report.timings.prefill_ms - s.report.timings.select_ms],
+    ['select', s.report.timings.select_ms], ['decode', s.report.timings.predicted_ms]];
+  const most = Math.max(1, ...shown.flatMap((s) => parts(s).map((p) => p[1])));
+  for (const s of shown)
+    s.bars.replaceChildren(...parts(s).map(([name, v]) => {
+      const row = make('div', {class: 'bar'}), svg = make('svg', {viewBox: '0 0 100 1', preserveAspectRatio: 'none'});
+      svg.append(make('rect', {width: Math.max(0.4, 100 * v / most), height: 1, fill: colour(name)}));
+      row.append(make('span', {}, name), svg, make('span', {}, name === 'encode' && v === 0 ? 'cached' : ms(v)));
+      return row;
+    }));
+}
+
+// ---- asking
+
+async function run(list) {
+  if (state.running) return;
+  if (!$('question').value.trim()) { $('note').textContent = 'A question is needed.'; return; }
+  state.running = new AbortController();
+  state.key = $('key').value;
+  $('ask').disabled = true;
+  $('stop').disabled = false;
+  $('note').textContent = 'running…';
+  try {
+    for (const s of list) { // one after the other, so that their times can be compared
+      try { await s.ask(state.running.signal); } catch (e) {
+        if (s.answer.textContent === '…') s.answer.textContent = '';
+        s.error.textContent = e.name === 'AbortError' ? 'stopped' : e.message;
+        if (e.name === 'AbortError') break;
+      }
+    }
+  } finally {
+    state.running = null;
+    $('ask').disabled = false;
+    $('stop').disabled = true;
+    $('note').textContent = '';
+  }
+}
+
+const visible = () => $('two').checked ? sides : sides.slice(0, 1);
+
+function take(file) {
+  if (!file || !file.type.startsWith('image/')) { $('note').textContent = 'That is no picture.'; return; }
+  const reader = new FileReader();
+  reader.onload = () => use(reader.result);
+  reader.readAsDataURL(file);
+}
+
+function use(url) {
+  const image = new Image();
+  image.onload = () => {
+    state.picture = image;
+    state.url = url;
+    $('thumb').src = url;
+    $('thumb').hidden = false;
+    $('hint').hidden = true;
+    for (const s of sides) s.clear();
+  };
+  image.onerror = () => { $('note').textContent = 'The browser cannot read that picture.'; };
+  image.src = url;
+}
+
+// A scene to try without a file at hand.
+function sample() {
+  const c = make('canvas', {width: 448, height: 336}), g = c.getContext('2d');
+  const sky = g.createLinearGradient(0, 0, 0, 220);
+  sky.addColorStop(0, '#4c8fd6');
+  sky.addColorStop(1, '#cfe6f7');
+  for (const [fill, path] of [[sky, [0, 0, 448, 220]], ['#5f9a4a', [0, 210, 448, 126]], ['#8a4b2f', [150, 140, 120, 90]], ['#efe4c8', [195, 180, 30, 50]]]) {
+    g.fillStyle = fill;
+    g.fillRect(...path);
+  }
+  g.fillStyle = '#a33327';
+  g.beginPath();
+  g.moveTo(140, 142); g.lineTo(210, 85); g.lineTo(280, 142);
+  g.fill();
+  for (const [x, y, r, fill] of [[370, 60, 28, '#ffd84a'], [340, 190, 34, '#2f6b35'], [70, 280, 22, '#d23c3c']]) {
+    g.fillStyle = fill;
+    g.beginPath();
+    g.arc(x, y, r, 0, 7);
+    g.fill();
+  }
+  use(c.toDataURL('image/png'));
+}
+
+async function load() {
+  try {
+    const r = await fetch('props', {headers: headers()});
+    const p = await r.json();
+    if (r.status === 401) $('key-field').hidden = false;
+    if (!r.ok) throw new Error(p.error.message);
+    $('model').textContent = p.model_alias;
+    state.layers = p.n_layer;
+    for (const s of sides) s.fill(p.prune.methods);
+    $('note').textContent = '';
+  } catch (e) {
+    $('note').textContent = e.message;
+    if ($('key-field').hidden) setTimeout(load, 2000);
+  }
+}
+
+sides.push(new Side('iwp', 22), new Side('none', 50));
+$('form').addEventListener('submit', (e) => { e.preventDefault(); run(visible()); });
+$('stop').addEventListener('click', () => state.running?.abort());
+$('sample').addEventListener('click', sample);
+$('file').addEventListener('change', (e) => take(e.target.files[0]));
+$('two').addEventListener('change', () => { sides[1].root.hidden = !$('two').checked; });
+$('heat').addEventListener('change', () => sides.forEach((s) => s.draw()));
+$('key').addEventListener('change', () => { state.key = $('key').value; load(); });
+$('question').addEventListener('keydown', (e) => { if (e.key === 'Enter' && !e.shiftKey) { e.preventDefault(); run(visible()); } });
+for (const type of ['dragover', 'dragleave', 'drop'])
+  document.addEventListener(type, (e) => {
+    e.preventDefault();
+    $('drop').classList.toggle('over', type === 'dragover');
+    if (type === 'drop') take(e.dataTransfer.files[0]);
+  });
+document.addEventListener('paste', (e) => { const f = [...e.clipboardData.files][0]; if (f) take(f); });
+load();
