@@ -25,6 +25,10 @@ if(NOT IWP_ENGINE)
 endif()
 if(IWP_ENGINE)
   include(${CMAKE_SOURCE_DIR}/cmake/server.cmake)
+else() # what reads requests needs no engine, and the fuzzers want it
+  set(dir ${CMAKE_CURRENT_SOURCE_DIR}/server)
+  add_library(iwp_server STATIC ${dir}/request.c ${dir}/request_prune.c ${dir}/request_media.c ${dir}/base64.c ${dir}/guard.c)
+  target_link_libraries(iwp_server PRIVATE iwp_flags PUBLIC iwp_prune iwp_base)
 endif()
 
 configure_file(${CMAKE_SOURCE_DIR}/src/cli/version.h.in ${CMAKE_BINARY_DIR}/generated/cli/version.h @ONLY)
@@ -40,7 +44,7 @@ if(IWP_ENGINE)
   target_compile_definitions(iwp_cli PUBLIC IWP_HAVE_ENGINE)
 endif()
 target_include_directories(iwp_cli PUBLIC ${CMAKE_BINARY_DIR}/generated ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
-target_link_libraries(iwp_cli PRIVATE iwp_flags PUBLIC $<TARGET_NAME_IF_EXISTS:iwp_server> iwp_eval iwp_convert iwp_view
+target_link_libraries(iwp_cli PRIVATE iwp_flags PUBLIC iwp_server iwp_eval iwp_convert iwp_view
   $<TARGET_NAME_IF_EXISTS:iwp_model> iwp_media iwp_prune iwp_io iwp_kern iwp_base ${CMAKE_DL_LIBS})
 if(EXISTS ${CMAKE_SOURCE_DIR}/src/cli/bench_select.c)
   target_compile_definitions(iwp_cli PRIVATE IWP_HAVE_BENCH_SELECT)

@@ -160,7 +160,7 @@ class Side {
           g.fillStyle = 'rgb(10 12 16 / 0.78)';
           g.fillRect(x0, y0, w, h);
         }
-        if (kept && (heat || rows * cols < 5000)) {
+        if (kept && m.visual_kept < m.visual_in && (heat || rows * cols < 5000)) {
           g.strokeStyle = heat ? '#fff' : 'rgb(245 184 61 / 0.55)';
           g.lineWidth = heat ? 1.5 : 1;
           g.strokeRect(x0 + 0.5, y0 + 0.5, w - 1, h - 1);

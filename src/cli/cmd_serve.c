@@ -50,7 +50,7 @@ static const char *const examples[] = {
 
 static const struct iwp_command command = {
     .name = "serve",
-    .summary = "the OpenAI API with a visual budget per request, and a page to look at it",
+    .summary = "the OpenAI API with a visual budget per request, and a page",
     .usage = "[-m FILE -mm FILE] [options]",
     .about =
         "Serves POST /v1/chat/completions (plain and streamed), /v1/models, /health, /metrics, "

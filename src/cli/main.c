@@ -19,8 +19,7 @@ static const struct entry {
 } commands[] = {
 #ifdef IWP_HAVE_ENGINE
     {"run", "answer a question about images or a video; chat when no -p is given", iwp_cmd_run},
-    {"serve", "the OpenAI API with a visual budget per request, and a page to look at it",
-     iwp_cmd_serve},
+    {"serve", "the OpenAI API with a visual budget per request, and a page", iwp_cmd_serve},
     {"eval", "benchmark grid: tasks x methods x budgets, resumable, with a report", iwp_cmd_eval},
 #endif
     {"report", "(re)build the report of result folders, merge shards, compare", iwp_cmd_report},
