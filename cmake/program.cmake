@@ -73,6 +73,25 @@ set_target_properties(iwp_prune_static PROPERTIES EXPORT_NAME prune-static)
 add_library(iwp::prune ALIAS iwp_prune_shared)
 add_library(iwp::prune-static ALIAS iwp_prune_static)
 
+# libiwp: the engine of include/iwp/engine.h with the selection; ggml and libllama are inside and not visible.
+if(IWP_ENGINE)
+  set(engine_objects)
+  foreach(f model media io prune kern base)
+    list(APPEND engine_objects $<TARGET_OBJECTS:iwp_${f}>)
+  endforeach()
+  add_library(iwp_engine_shared SHARED ${engine_objects})
+  target_link_libraries(iwp_engine_shared PRIVATE $<BUILD_INTERFACE:iwp_flags> $<BUILD_INTERFACE:iwp_llama> PkgConfig::UTF8PROC
+    PkgConfig::CJSON PkgConfig::PNG PkgConfig::JPEG PkgConfig::WEBP ${IWP_GIF} Threads::Threads m)
+  target_link_options(iwp_engine_shared PRIVATE LINKER:--exclude-libs,ALL)
+  target_include_directories(iwp_engine_shared INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+  set_target_properties(iwp_engine_shared PROPERTIES OUTPUT_NAME iwp VERSION ${PROJECT_VERSION} SOVERSION 0 EXPORT_NAME engine
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+  if(NOT IWP_SANITIZE AND NOT IWP_TSAN)
+    target_link_options(iwp_engine_shared PRIVATE LINKER:--no-undefined)
+  endif()
+  add_library(iwp::engine ALIAS iwp_engine_shared)
+endif()
+
 # Installed tree: bin, include/iwp, lib with pkg-config and CMake files; nothing in it names this machine.
 include(CMakePackageConfigHelpers)
 set(gen ${CMAKE_BINARY_DIR}/generated)
@@ -86,3 +105,10 @@ install(FILES ${gen}/iwp-config.cmake ${gen}/iwp-config-version.cmake DESTINATIO
 install(FILES ${gen}/iwp-prune.pc DESTINATION lib/pkgconfig)
 install(FILES ${CMAKE_SOURCE_DIR}/include/iwp/error.h ${CMAKE_SOURCE_DIR}/include/iwp/prune.h ${CMAKE_SOURCE_DIR}/include/iwp/analysis.h DESTINATION include/iwp)
 install(FILES ${CMAKE_SOURCE_DIR}/examples/select.c ${CMAKE_SOURCE_DIR}/examples/CMakeLists.txt DESTINATION share/iwp/examples)
+if(IWP_ENGINE)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/iwp.pc.in ${gen}/iwp.pc @ONLY)
+  install(TARGETS iwp_engine_shared EXPORT iwp-targets LIBRARY DESTINATION lib)
+  install(FILES ${gen}/iwp.pc DESTINATION lib/pkgconfig)
+  install(FILES ${CMAKE_SOURCE_DIR}/include/iwp/engine.h DESTINATION include/iwp)
+  install(FILES ${CMAKE_SOURCE_DIR}/examples/describe.c DESTINATION share/iwp/examples)
+endif()
