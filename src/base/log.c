@@ -20,10 +20,17 @@ static struct {
     FILE *file;
 } sink = {.lock = PTHREAD_MUTEX_INITIALIZER, .level = IWP_LOG_INFO};
 
+enum { TERMINAL_MS = 100, PLAIN_MS = 5000 }; /* between two looks of the meter */
+
+/* A terminal that knows escape sequences. */
+static bool terminal(void) {
+    const char *term = getenv("TERM");
+    return isatty(2) && term && strcmp(term, "dumb") != 0;
+}
+
 static bool colored(void) {
     if (sink.colors != IWP_LOG_COLORS_AUTO) return sink.colors == IWP_LOG_COLORS_ON;
-    const char *term = getenv("TERM");
-    return !getenv("NO_COLOR") && isatty(2) && term && strcmp(term, "dumb") != 0;
+    return !getenv("NO_COLOR") && terminal();
 }
 
 static void clear_meter(void) {
@@ -96,16 +103,17 @@ void iwp_progress_start(struct iwp_progress *p, const char *what, const char *un
     p->what = what;
     p->unit = unit;
     p->total = total;
-    p->started = iwp_clock_ms();
-    p->terminal = isatty(2);
+    p->started = p->printed = iwp_clock_ms();
+    p->terminal = terminal();
 }
 
 void iwp_progress_set(struct iwp_progress *p, int64_t done) {
     p->done = done;
     if (sink.level < IWP_LOG_INFO || p->total <= 0) return;
     double now = iwp_clock_ms();
-    int tenth = (int)(10 * done / p->total);
-    if (p->terminal ? now - p->printed >= 100 : tenth > p->tenth) show(p, now);
+    const int tenth = (int)(10.0 * (double)done / (double)p->total);
+    if (now - p->printed < (p->terminal ? TERMINAL_MS : PLAIN_MS)) return;
+    if (p->terminal || tenth > p->tenth) show(p, now);
     p->tenth = tenth;
 }
 

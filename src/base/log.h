@@ -21,12 +21,12 @@ void iwp_log_set_colors(enum iwp_log_colors c);
 void iwp_log_set_timestamps(bool on);
 int iwp_log_open_file(const char *path, iwp_err *err); /* appends; NULL closes */
 
-/* A meter on stderr: rewrites one line on a terminal, else a plain line every tenth of the way.
- * Silent below IWP_LOG_INFO.  `unit` e.g. "samples". */
+/* A meter on stderr: rewrites one line on a terminal; else a plain line at a tenth of the way, seconds
+ * apart, so that short work leaves no lines.  Silent below IWP_LOG_INFO.  `unit` e.g. "samples". */
 struct iwp_progress {
     const char *what, *unit;
     int64_t total, done;
-    double started, printed;
+    double started, printed; /* ms */
     int tenth;
     bool terminal;
 };
