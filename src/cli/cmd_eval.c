@@ -460,6 +460,7 @@ int iwp_cmd_eval(int argc, char **argv) {
         rc = iwp_err_set(&err, IWP_EINVAL, "--tasks is needed: task names or manifests");
     if (rc >= 0 && !a.out) rc = iwp_err_set(&err, IWP_EINVAL, "--out DIR is needed");
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
+    if (rc >= 0) rc = iwp_cpu_check(&err);
     if (rc < 0) {
         code = iwp_cli_usage("eval", &err);
         goto done;

@@ -157,6 +157,8 @@ static int check_flags(struct iwp_run_job *j, iwp_err *err) {
         a->json = a->json || json;
     }
     IWP_REQUIRE(a->prompt || !a->json, err, IWP_EINVAL, "--json needs a question, give -p");
+    IWP_REQUIRE(!a->prompt || !a->overlay || a->image.n + a->video.n > 0, err, IWP_EINVAL,
+                "--overlay: the prompt has no picture to draw on, give --image");
     IWP_REQUIRE(a->prompt || !iwp_model_args_raw(&j->model), err, IWP_EINVAL,
                 "--chat-template none needs a prompt, give -p");
     if (a->prune_dump) {
@@ -165,6 +167,7 @@ static int check_flags(struct iwp_run_job *j, iwp_err *err) {
                     err, IWP_EINVAL, "--prune-dump: '%.100s' ends in none of .json, .svg, .png",
                     a->prune_dump);
     }
+    IWP_TRY(iwp_cpu_check(err));
     return iwp_engine_prune(&j->prune_args, &j->prune, &j->use_prune, &j->positions, err);
 }
 

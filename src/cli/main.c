@@ -1,6 +1,7 @@
 /* The program: `iwp COMMAND …`.  Owns dispatch, signals and the last look at stdout; every command
  * lives in cmd_<name>.c. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -64,6 +65,14 @@ static void on_signal(int sig) {
     _exit(sig == SIGPIPE ? IWP_CLI_FAILURE : IWP_CLI_INTERRUPTED);
 }
 
+/* A file opened later must not become the standard stream that the caller closed, or answers would land
+ * in it.  The wrong direction keeps reads and writes failing. */
+static void hold_closed_streams(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF)
+            (void)!open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+}
+
 static int dispatch(int argc, char **argv) {
     if (argc < 2) {
         help(stderr);
@@ -100,6 +109,7 @@ static int dispatch(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    hold_closed_streams();
     struct sigaction sa;
     memset(&sa, 0, sizeof sa);
     sa.sa_handler = on_signal;

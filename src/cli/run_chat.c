@@ -131,6 +131,7 @@ static int set_prune(struct chat *c, const char *method, const char *keep, iwp_e
         char *end;
         long n = strtol(keep, &end, 10);
         if (!*end && n > 1) { /* a count */
+            IWP_REQUIRE(n <= 1 << 30, err, IWP_EINVAL, "/keep: '%.30s' is too many", keep);
             a.keep = 0;
             a.keep_tokens = (int32_t)n;
         } else {

@@ -528,6 +528,8 @@ int iwp_inspect(struct iwp_inspect **out, const char *path, int32_t image_w, int
     if (S_ISDIR(st.st_mode)) {
         IWP_TRY_GOTO(inspect_folder(r, err));
     } else {
+        /* A pipe would keep fopen waiting for its writer. */
+        if (!S_ISREG(st.st_mode)) IWP_FAIL(err, IWP_EIO, "%s: not a regular file", path);
         char magic[4] = "";
         FILE *f = fopen(path, "rb");
         if (!f) IWP_FAIL(err, IWP_EIO, "%s: cannot be read", path);

@@ -218,6 +218,10 @@ def test_bad_files():
     refused(["select", os.path.join(TMP, "none"), "--keep", ".2"], 1, "none", "No such file")
     refused(["select", TMP, "--keep", ".2"], 1, "not a regular file")
     refused(["select", "/dev/null", "--keep", ".2"], 1, "/dev/null")
+    pipe = os.path.join(TMP, "pipe")
+    os.mkfifo(pipe)  # nobody writes to it: whoever opens it to read waits for ever
+    for args in (["select", pipe, "--keep", ".2"], ["inspect", pipe], ["convert", pipe, "-o", os.path.join(TMP, "x.gguf")]):
+        refused(args, 1, "pipe", "not a regular file")
 
 
 def test_bad_tensors():
@@ -354,6 +358,17 @@ def test_log():
     p = run("select", GOOD, "--method", "nope", "--log-file", log)
     check(p.returncode == 2, "exit code with a log file")
     check(open(log).read() == p.stderr, "the log file has the same line")
+
+
+def test_closed_stdout():
+    """A closed stdout is an error, and the log file does not take its place."""
+    log = os.path.join(TMP, "closed.log")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("IWP_")}
+    p = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", PROGRAM, "select", GOOD, "--keep", ".2", "--log-file", log],
+                       capture_output=True, text=True, timeout=60, env=clean)
+    check(p.returncode == 1 and "cannot write" in p.stderr, f"closed stdout: {p.returncode} {p.stderr}")
+    lines = open(log).read().splitlines()
+    check(all("cannot write" in x for x in lines), f"the answer is in the log: {lines[:3]}")
 
 
 def test_interrupt():

@@ -45,4 +45,11 @@ expect 1 "127.0.0.1:1" "${m[@]}" "${q[@]}" --rpc 127.0.0.1:1
 expect 2 "host:port" "${m[@]}" "${q[@]}" --rpc nonsense
 expect 2 "--json" "${m[@]}" --json
 expect 1 "nodir" "${m[@]}" "${q[@]}" --json --dump-tensors "$dir/nodir/x.safetensors"
+expect 2 "--overlay" "${m[@]}" "${mm[@]}" "${q[@]}" --overlay "$dir/x.png"
+IWP_CPU=sse9 expect 2 "not supported" "${m[@]}" "${q[@]}"
+# Counts past 32 bits are refused in a chat, not cut off.
+for n in 4294967298 99999999999999999999; do
+    printf '/keep %s\n' $n | "$iwp" run -t 1 -lv 2 "${m[@]}" "${mm[@]}" --prune iwp >"$dir/out" 2>"$dir/err"
+    grep -q "/keep: '$n'" "$dir/err" || { echo "chat: /keep $n: $(cat "$dir/err")"; failed=1; }
+done
 exit $failed
