@@ -419,19 +419,47 @@ fail:
     return rc;
 }
 
+/* Every list before the first row is printed: a wrong value is a usage error, not half a table. */
+static int check_lists(const struct args *a, const struct iwp_strings *selector, iwp_err *err) {
+    const bool all = a->method.n == 1 && strcmp(a->method.at[0], "all") == 0;
+    int32_t x;
+    double keep;
+    for (int32_t i = 0; i < a->tokens.n; i++)
+        IWP_TRY(whole(a->tokens.at[i], 1, 1 << 22, "--tokens", &x, err));
+    for (int32_t i = 0; i < a->threads.n; i++)
+        IWP_TRY(whole(a->threads.at[i], 1, IWP_POOL_MAX, "--threads", &x, err));
+    for (int32_t i = 0; i < a->keep.n; i++) IWP_TRY(iwp_keep_parse(a->keep.at[i], &keep, err));
+    for (int32_t i = 0; i < a->method.n && !all; i++) {
+        const struct iwp_method *m = NULL;
+        struct iwp_params p;
+        IWP_TRY(iwp_cli_find_method(a->method.at[i], &m, err));
+        iwp_params_default(&p, m);
+        for (int32_t k = 0; k < a->opt.n; k++) IWP_TRY(iwp_params_parse(&p, a->opt.at[k], err));
+        if (strcmp(iwp_method_info(m)->name, "iwp") != 0) continue;
+        for (int32_t s = 0; s < selector->n; s++)
+            IWP_TRY(iwp_params_set(&p, "selector", selector->at[s], err));
+    }
+    return 0;
+}
+
 int iwp_bench_select(int argc, char **argv) {
-    struct args a = {
+    static struct args a; /* its lists live as long as the process, like argv */
+    a = (struct args){
         .heads = 28, .kv_heads = 4, .dim = 128, .width = 3584, .repeats = 20, .seconds = 20};
     struct iwp_log_args log = IWP_LOG_ARGS_DEFAULT;
     struct iwp_opt_group groups[] = {
         {"what", bench_opts, &a}, {"logging", iwp_log_opts, &log}, {NULL, NULL, NULL}};
-    struct iwp_strings rest = {0};
+    struct iwp_strings rest = {0}, all_selectors = {0};
+    const struct iwp_strings *selector = &a.selector;
     struct blas blas = {0};
     struct iwp_json_out json;
     iwp_err err;
     iwp_json_init(&json, true);
     int rc = iwp_opts_parse(&command, groups, argc, argv, &rest, &err);
-    if (rc > 0) goto done;
+    if (rc > 0) { /* --help */
+        rc = 0;
+        goto done;
+    }
     if (rc < 0) {
         rc = iwp_cli_usage(command.name, &err);
         goto done;
@@ -453,9 +481,12 @@ int iwp_bench_select(int argc, char **argv) {
     defaults(&a.threads, (const char *const[]){"1", "2"}, 2);
     static const char *const every[] = {"pc-mmr", "topk", "mmr-mult", "mmr-add"};
     if (a.selector.n == 1 && strcmp(a.selector.at[0], "all") == 0) {
-        a.selector.n = 0;
-        iwp_strings_free(&a.selector);
-        defaults(&a.selector, every, 4);
+        defaults(&all_selectors, every, 4);
+        selector = &all_selectors;
+    }
+    if (check_lists(&a, selector, &err) < 0) {
+        rc = iwp_cli_usage(command.name, &err);
+        goto done;
     }
     if (a.cpu_time) clock_id = CLOCK_PROCESS_CPUTIME_ID;
     blas_open(&blas);
@@ -487,8 +518,8 @@ int iwp_bench_select(int argc, char **argv) {
             rc = run_method(&a, m, NULL, &blas, &json, &err);
             continue;
         }
-        for (int32_t s = 0; s < a.selector.n && rc >= 0; s++)
-            rc = run_method(&a, m, a.selector.at[s], &blas, &json, &err);
+        for (int32_t s = 0; s < selector->n && rc >= 0; s++)
+            rc = run_method(&a, m, selector->at[s], &blas, &json, &err);
     }
     if (rc < 0) {
         rc = iwp_cli_fail(command.name, &err);
@@ -500,14 +531,8 @@ int iwp_bench_select(int argc, char **argv) {
         if ((rc = iwp_json_write(&json, stdout, &err)) < 0) rc = iwp_cli_fail(command.name, &err);
     }
 done:
-    if (rc == 1 && json.len == 0) rc = 0; /* --help */
     iwp_json_free(&json);
-    iwp_strings_free(&a.method);
-    iwp_strings_free(&a.tokens);
-    iwp_strings_free(&a.keep);
-    iwp_strings_free(&a.selector);
-    iwp_strings_free(&a.threads);
-    iwp_strings_free(&a.opt);
+    iwp_strings_free(&all_selectors);
     iwp_strings_free(&rest);
     return rc;
 }

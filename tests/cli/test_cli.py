@@ -290,6 +290,14 @@ def test_bad_flags():
     check(run().returncode == 2, "no command: exit 2")
 
 
+def test_bench_select():
+    if "  select " not in run("bench", "--help").stdout:
+        return
+    for args, word in ((["--tokens", "64,99999999999"], "--tokens"), (["--keep", "0.2,7"], "--keep"), (["-t", "1,0"], "--threads"),
+                       (["--method", "iwp,nosuch"], "nosuch"), (["--selector", "nosuch"], "nosuch"), (["--opt", "nosuch=1"], "nosuch")):
+        refused(["bench", "select", "-r", "1", *args], 2, word)
+
+
 def test_environment():
     base = select("--keep", "0.222")
     check(select(env={"IWP_ARG_KEEP": "22.2%"})["keep_hash"] == base["keep_hash"], "IWP_ARG_KEEP")
