@@ -294,6 +294,9 @@ static int shrink(const struct iwp_pre_params *p, struct iwp_item *it, iwp_err *
     struct iwp_pre_fit fit;
     IWP_TRY(
         iwp_pre_fit_tokens(p, it->width, it->height, it->n_frame, it->mode, it->target, &fit, err));
+    IWP_REQUIRE(fit.n_token <= it->target, err, IWP_EINVAL,
+                "%s: method resize reaches %d to %d visual tokens with this model, not %d",
+                it->label, fit.n_token, it->plan.n_token, it->target);
     for (int32_t i = 0; i < it->n_frame; i++) {
         struct iwp_image small;
         IWP_TRY(iwp_image_resize(&it->frame[i], fit.w, fit.h, p->filter, &small, err));

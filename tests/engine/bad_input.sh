@@ -46,6 +46,7 @@ expect 2 "host:port" "${m[@]}" "${q[@]}" --rpc nonsense
 expect 2 "--json" "${m[@]}" --json
 expect 1 "nodir" "${m[@]}" "${q[@]}" --json --dump-tensors "$dir/nodir/x.safetensors"
 expect 2 "--overlay" "${m[@]}" "${mm[@]}" "${q[@]}" --overlay "$dir/x.png"
+expect 1 "resize reaches" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune resize --keep-tokens 1
 IWP_CPU=sse9 expect 2 "not supported" "${m[@]}" "${q[@]}"
 # Counts past 32 bits are refused in a chat, not cut off.
 for n in 4294967298 99999999999999999999; do
