@@ -15,6 +15,7 @@ static const struct {
 #ifdef IWP_HAVE_ENGINE
     {"encode", "pictures through the vision tower, by size", iwp_bench_encode},
     {"prefill", "prompt processing with and without pruning", iwp_bench_prefill},
+    {"e2e", "from a picture's file to the first token", iwp_bench_e2e},
 #endif
     {NULL, NULL, NULL},
 };

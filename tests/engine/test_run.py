@@ -114,6 +114,17 @@ def bench(d):
             check(r[key] > 0, "bench prefill: %s" % key)
 
 
+def end_to_end(d, picture):
+    got = json.loads(iwp("bench", "e2e", "-m", d + "/m.gguf", "-mm", d + "/p.gguf", "--image", picture, "--prune", "none,iwp",
+                         "--keep", "0.25", "-r", "2", "-n", "4", "-t", "1", "-lv", "1", "-o", "json"))
+    check([(r["prune"], r["keep"]) for r in got["rows"]] == [("none", None), ("iwp", .25)], "bench e2e: the grid")
+    for r in got["rows"]:
+        check(list(r) == ROW, "bench e2e: fields %s" % list(r))
+        check(r["visual_kept"] == round(r["visual"] * (r["keep"] or 1)) and r["prompt"] > r["visual"], "bench e2e: %s" % r)
+        check(r["encode_ms"] > 0, "bench e2e: every repeat encodes")
+        check(r["ttft_ms"] >= r["prefill_ms"] > 0 and r["decode_tokens_per_s"] > 0, "bench e2e: times")
+
+
 def main():
     with tempfile.TemporaryDirectory() as d:
         iwp("convert", GOLDEN + "/models/llava-ov", "-o", d + "/m.gguf", "--mmproj", d + "/p.gguf", "--type", "f32", "-lv", "1")
@@ -121,6 +132,7 @@ def main():
         interrupt(d, base)
         pictures(d, base, GOLDEN + "/vectors/llava-ov/images/wide.png")
         bench(d)
+        end_to_end(d, GOLDEN + "/vectors/llava-ov/images/wide.png")
     print("%d failed" % len(failed))
     return 1 if failed else 0
 
