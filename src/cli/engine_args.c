@@ -39,7 +39,7 @@ const struct iwp_opt iwp_model_opts[] = {
     {"--image-min-tokens", "N", IWP_OPT_INT, AT(min_tokens), 0, 1 << 24, NULL,
      "enlarge pictures to at least N visual tokens, where the model can"},
     {"--image-max-tokens", "N", IWP_OPT_INT, AT(max_tokens), 0, 1 << 24, NULL,
-     "shrink pictures to at most N visual tokens"},
+     "shrink pictures to at most N visual tokens, where the model can"},
     {"--chat-template", "NAME", IWP_OPT_TEXT, AT(chat_template), 0, 0, NULL,
      "chat template (default: the file's own); none takes the prompt verbatim"},
     {"--jinja", NULL, IWP_OPT_FLAG, AT(jinja), 0, 0, NULL, "accepted for llama.cpp's habits"},

@@ -220,6 +220,7 @@ int iwp_run_chat(struct iwp_run_job *j) {
             fflush(stderr);
         }
         if (!read_line(&line, &cap)) {
+            if (terminal) fputc('\n', stderr); /* the shell's prompt gets its own line */
             if (iwp_run_interrupts) code = IWP_CLI_INTERRUPTED;
             break;
         }

@@ -402,8 +402,8 @@ int iwp_st_writer_add(struct iwp_st_writer *w, const char *name, enum iwp_st_dty
 }
 
 static int put(struct iwp_st_writer *w, const void *p, size_t n, iwp_err *err) {
-    IWP_REQUIRE(n == 0 || fwrite(p, 1, n, w->out.file) == n, err, IWP_EIO, "%s: cannot write",
-                w->out.path);
+    IWP_REQUIRE(n == 0 || fwrite(p, 1, n, w->out.file) == n, err, IWP_EIO,
+                "%s: cannot write (is the disk full?)", w->out.path);
     return 0;
 }
 
