@@ -175,6 +175,8 @@ static void blas_open(struct blas *b) {
     const char *path = iwp_cpu_name();
     if (strcmp(path, "avx512") == 0) setenv("OPENBLAS_CORETYPE", "SkylakeX", 0);
     if (strcmp(path, "avx2") == 0) setenv("OPENBLAS_CORETYPE", "Haswell", 0);
+    setenv("OPENBLAS_THREAD_TIMEOUT", "4",
+           0); /* else its idle threads spin on our cores for tens of ms */
     b->lib = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
     if (!b->lib) return;
     void *f = dlsym(b->lib, "cblas_sgemm"), *t = dlsym(b->lib, "openblas_set_num_threads");
@@ -516,6 +518,10 @@ int iwp_bench_select(int argc, char **argv) {
         if (all && (iwp_method_info(m)->flags & IWP_METHOD_ENGINE_ONLY)) continue;
         if (strcmp(iwp_method_info(m)->name, "iwp") != 0) {
             rc = run_method(&a, m, NULL, &blas, &json, &err);
+            if (rc < 0 && all) { /* a budget it cannot reach: the others still count */
+                iwp_log(IWP_LOG_WARN, "%s", err.msg);
+                rc = 0;
+            }
             continue;
         }
         for (int32_t s = 0; s < selector->n && rc >= 0; s++)
