@@ -31,6 +31,13 @@ IWP_API int iwp_analysis_implicit_weight(const struct iwp_array *k, const struct
                                          const uint8_t *kept, struct iwp_analysis_weight *out,
                                          iwp_err *err);
 
+/* Similarity maps of n_row rows (prompt positions, visual or text), means over the KV heads: rbf =
+ * exp(-|k_i-k_j|^2 / 2 sqrt(d)), cos_v, and dup = the squared cosine of two updates, (cos_v rbf)^2, which
+ * is iwp's default duplication.  Each [n_row][n_row] or NULL. */
+IWP_API int iwp_analysis_similarity(const struct iwp_array *k, const struct iwp_array *v,
+                                    const int32_t *row, int32_t n_row, double *rbf, double *cos_v,
+                                    double *dup, iwp_err *err);
+
 /* Rank correlation; equal values share their mean rank.  NaN when one side is constant or n < 2. */
 IWP_API int iwp_analysis_spearman(const double *a, const double *b, int32_t n, double *rho,
                                   iwp_err *err);
@@ -39,6 +46,9 @@ IWP_API int iwp_analysis_overlap(const double *a, const double *b, int32_t n, in
                                  double *part, iwp_err *err);
 /* Intersection over union of two ascending lists; two empty lists are equal (1). */
 IWP_API double iwp_analysis_iou(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b);
+/* Mean of it over all pairs of n_set lists; pairs [n_set][n_set] may be NULL. */
+IWP_API double iwp_analysis_miou(const int32_t *const *set, const int32_t *n, int32_t n_set,
+                                 double *pairs);
 /* Percentile p (0 to 100) of x, linear between neighbours; NaN for n = 0. */
 IWP_API int iwp_analysis_percentile(const double *x, int32_t n, double p, double *value,
                                     iwp_err *err);

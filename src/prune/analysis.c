@@ -223,6 +223,60 @@ double iwp_analysis_iou(const int32_t *a, int32_t n_a, const int32_t *b, int32_t
     return any > 0 ? (double)both / any : 1;
 }
 
+double iwp_analysis_miou(const int32_t *const *set, const int32_t *n, int32_t n_set,
+                         double *pairs) {
+    double sum = 0;
+    for (int32_t i = 0; i < n_set; i++)
+        for (int32_t j = 0; j < n_set; j++) {
+            double x = iwp_analysis_iou(set[i], n[i], set[j], n[j]);
+            if (pairs) pairs[(size_t)i * (size_t)n_set + (size_t)j] = x;
+            if (i < j) sum += x;
+        }
+    return n_set > 1 ? sum / (0.5 * n_set * (n_set - 1)) : 1;
+}
+
+/* ---- similarity maps --------------------------------------------------------------------------- */
+
+/* |x-y|^2, or the cosine (0 when a norm is 0), of two rows of one head. */
+static void compare(const float *x, const float *y, int32_t d, double *dist2, double *cosine) {
+    double xx = 0, yy = 0, xy = 0, dd = 0;
+    for (int32_t t = 0; t < d; t++) {
+        double a = (double)x[t], b = (double)y[t];
+        xx += a * a;
+        yy += b * b;
+        xy += a * b;
+        dd += (a - b) * (a - b);
+    }
+    *dist2 = dd;
+    *cosine = xx > 0 && yy > 0 ? xy / sqrt(xx * yy) : 0;
+}
+
+int iwp_analysis_similarity(const struct iwp_array *k, const struct iwp_array *v,
+                            const int32_t *row, int32_t n_row, double *rbf, double *cos_v,
+                            double *dup, iwp_err *err) {
+    IWP_TRY(check_pair(k, v, row, n_row, err));
+    float a[WIDE], b[WIDE];
+    for (int32_t i = 0; i < n_row; i++)
+        for (int32_t j = 0; j < n_row; j++) {
+            double r = 0, c = 0, s = 0, dist2, cosine, ignored;
+            for (int32_t g = 0; g < k->n_head; g++) {
+                compare(iwp_array_row(k, row[i], g, a), iwp_array_row(k, row[j], g, b), k->n_dim,
+                        &dist2, &ignored);
+                compare(iwp_array_row(v, row[i], g, a), iwp_array_row(v, row[j], g, b), v->n_dim,
+                        &ignored, &cosine);
+                double e = iwp_math_exp(-dist2 / (2 * sqrt((double)k->n_dim)));
+                r += e;
+                c += cosine;
+                s += cosine * e * cosine * e;
+            }
+            size_t at = (size_t)i * (size_t)n_row + (size_t)j;
+            if (rbf) rbf[at] = r / k->n_head;
+            if (cos_v) cos_v[at] = c / k->n_head;
+            if (dup) dup[at] = s / k->n_head;
+        }
+    return 0;
+}
+
 int iwp_analysis_percentile(const double *x, int32_t n, double p, double *value, iwp_err *err) {
     IWP_REQUIRE(x && value && n >= 0 && p >= 0 && p <= 100 && all_numbers(x, n), err, IWP_EINVAL,
                 "percentile %g: must be 0 to 100, and no NaN", p);

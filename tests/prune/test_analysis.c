@@ -116,7 +116,39 @@ TEST(implicit_weight_by_hand) {
     CHECK_INT(iwp_analysis_implicit_weight(&ka, &va, 1, row, 2, first, &w, &err), IWP_EINVAL);
 }
 
+TEST(similarity) {
+    /* one head of width 1: keys 0, 2, 0; values 1, -1, 0 */
+    float kk[] = {0, 2, 0}, vv[] = {1, -1, 0};
+    struct iwp_array k = iwp_array_f32(kk, 3, 1, 1), v = iwp_array_f32(vv, 3, 1, 1);
+    int32_t row[] = {0, 1, 2}, bad[] = {0, 3};
+    double rbf[9], cos_v[9], dup[9];
+    iwp_err err;
+    CHECK_INT(iwp_analysis_similarity(&k, &v, row, 3, rbf, cos_v, dup, &err), 0);
+    CHECK_NEAR(rbf[1], exp(-2), 1e-15);
+    CHECK_NEAR(cos_v[1], -1, 0);
+    CHECK_NEAR(dup[1], exp(-4), 1e-15);
+    CHECK_NEAR(dup[3], dup[1], 0);
+    CHECK_NEAR(dup[0], 1, 0);
+    CHECK_NEAR(rbf[2], 1, 0);
+    CHECK_NEAR(dup[2], 0, 0); /* a zero value is like nothing */
+    CHECK(iwp_analysis_similarity(&k, &v, bad, 2, NULL, NULL, dup, &err) < 0);
+}
+
+TEST(miou) {
+    int32_t a[] = {0, 1, 2}, b[] = {1, 2, 3}, c[] = {7};
+    const int32_t *set[] = {a, b, c};
+    int32_t n[] = {3, 3, 1};
+    double pairs[9];
+    CHECK_NEAR(iwp_analysis_miou(set, n, 3, pairs), (0.5 + 0 + 0) / 3, 1e-15);
+    CHECK_NEAR(pairs[1], 0.5, 0);
+    CHECK_NEAR(pairs[0], 1, 0);
+    CHECK_NEAR(pairs[5], 0, 0);
+    CHECK_NEAR(iwp_analysis_miou(set, n, 1, NULL), 1, 0);
+}
+
 int main(void) {
+    test_similarity();
+    test_miou();
     test_statistics();
     test_deletion_by_hand();
     test_deletion_is_leaving_out();
