@@ -50,8 +50,10 @@ test-long: ## make test, then every fuzzer for an hour and many more random case
 	@$(MAKE) test-fuzz FUZZ_SECONDS=3600
 	@cd build && IWP_TEST_LONG=1 $(CTEST)
 
-bench: build ## timings of the selection beside sgemm
-	@build/iwp bench select
+bench: build ## timings of the selection beside sgemm (whole grid: iwp bench select)
+	@build/iwp bench select --tokens 320,2048
+	@build/iwp bench select --tokens 16384 --keep 0.111 --selector pc-mmr
+	@build/iwp bench select --tokens 16384,65536 --keep 0.353 --selector topk
 
 format: deps ## clang-format on all sources
 	@clang-format-19 -i $(sources)
