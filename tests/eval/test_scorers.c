@@ -168,6 +168,35 @@ TEST(others) {
     CHECK(iwp_scorer_find("nope") == NULL);
 }
 
+/* Grids of BlindTest: "rows, columns" in any words, as many numbers as the reference has, in its order. */
+TEST(numbers) {
+    static const struct {
+        const char *response, *answer;
+        double score;
+        bool unparsed;
+    } rows[] = {
+        {"4, 5", "4,5", 1, false},
+        {"There are 4 rows and 5 columns.", "4,5", 1, false},
+        {"(4,5)", "4,5", 1, false},
+        {"04 x 005", "4,5", 1, false},
+        {"5, 4", "4,5", 0, false},
+        {"4", "4,5", 0, false},
+        {"4, 5, 6", "4,5", 0, false},
+        {"45", "4,5", 0, false},
+        {"four, five", "4,5", 0, true},
+        {"", "4,5", 0, true},
+        {"99999999999999999999", "1", 0, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const struct iwp_score s =
+            run("numbers", rows[i].response, &rows[i].answer, 1, NULL, 0, IWP_PROFILE_LMMS_0_3);
+        CHECK_MSG(s.score == rows[i].score && s.unparsed == rows[i].unparsed, "%s: %g",
+                  rows[i].response, s.score);
+    }
+    const char *either[] = {"4,5", "5,4"};
+    CHECK(run("numbers", "5 by 4", either, 2, NULL, 0, IWP_PROFILE_LMMS_0_3).score == 1);
+}
+
 TEST(text) {
     struct iwp_text_pool p = {0};
     CHECK_INT(iwp_text_upper_length(iwp_text_decode(&p, "Stra\xc3\x9f"
@@ -189,6 +218,7 @@ int main(void) {
     test_mmmu_open();
     test_yes_no();
     test_others();
+    test_numbers();
     test_text();
     return test_done();
 }

@@ -1,5 +1,6 @@
 """Cuts tests/data/prune/<model>.safetensors out of the golden vectors: what one selection reads, and what it must give.
-usage: make_golden.py GOLDEN_FOLDER OUT_FOLDER   (q_rope is not stored there; it follows from k and k_rope)"""
+usage: make_golden.py GOLDEN_FOLDER OUT_FOLDER   (q_rope is not stored there; it follows from k and k_rope)
+Of the similarity maps the first 80 visual tokens are enough."""
 import json, os, sys
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -18,6 +19,8 @@ for model in ("llava-ov", "qwen2.5-vl"):
     cos, sin = (a * x + b * y).sum(1, keepdims=True) / size, (a * y - b * x).sum(1, keepdims=True) / size
     a, b = q[..., :half], q[..., half:]
     keep["iwp.q_rope"] = np.concatenate([a * cos - b * sin, b * cos + a * sin], 2).astype(np.float32)
+    for name in ("duplication=rbf", "duplication=cos_v", "duplication=dw", "duplication-rope=0"):
+        keep[f"switch.D.{name}"] = np.ascontiguousarray(t[f"switch.D.{name}"][:80, :80]).astype(np.float32)
     for name, s in settings.items():
         keep[f"switch.kept.{name}"] = np.array(s["kept"], np.int32)
     save_file(keep, f"{out}/{model}.safetensors")

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "io/safetensors.h"
+#include "iwp/analysis.h"
 #include "iwp/prune.h"
 
 static float *floats(const iwp_st *st, const char *name, const struct iwp_st_tensor **t) {
@@ -77,6 +78,46 @@ static void check_scores(struct layer *l, const iwp_st *st, const char *tensor,
     free(want);
 }
 
+/* The maps of the similarity figure against the reference's, as far as the file has them: all visual
+ * tokens in the full set, the first ones in the committed part. */
+static int check_similarity(const struct layer *l, const iwp_st *st) {
+    static const struct {
+        const char *name;
+        enum iwp_tensor key;
+        int map; /* rbf, cos_v, dup */
+    } maps[] = {{"switch.D.duplication=rbf", IWP_TENSOR_K_ROPE, 0},
+                {"switch.D.duplication=cos_v", IWP_TENSOR_K_ROPE, 1},
+                {"switch.D.duplication=dw", IWP_TENSOR_K_ROPE, 2},
+                {"switch.D.duplication-rope=0", IWP_TENSOR_K, 2}};
+    int done = 0;
+    for (size_t m = 0; m < sizeof maps / sizeof *maps; m++) {
+        const struct iwp_st_tensor *t;
+        float *want = floats(st, maps[m].name, &t);
+        if (!want) continue;
+        const int32_t n = (int32_t)t->shape[0];
+        int32_t *row = malloc(sizeof *row * (size_t)n), at = 0;
+        double *got = malloc(sizeof *got * (size_t)t->n), worst = 0;
+        for (int32_t i = 0; i < l->in.n && at < n; i++)
+            if (l->code[i] == IWP_CODE_VISUAL) row[at++] = i;
+        iwp_err err = {0};
+        CHECK_INT(at, n);
+        CHECK_MSG(iwp_analysis_similarity(&l->in.arr[maps[m].key], &l->in.arr[IWP_TENSOR_V], row, n,
+                                          maps[m].map == 0 ? got : NULL,
+                                          maps[m].map == 1 ? got : NULL,
+                                          maps[m].map == 2 ? got : NULL, &err) == 0,
+                  "%s", err.msg);
+        /* The reference counts a negative cosine as no duplication; the figure shows it. */
+        for (int64_t i = 0; i < t->n; i++) {
+            const double x = got[i] < 0 ? 0 : got[i];
+            worst = fmax(worst, fabs(x - (double)want[i]));
+        }
+        CHECK_MSG(worst <= 1e-5, "%s %s: off by %g", l->path, maps[m].name, worst);
+        free(want), free(row), free(got);
+        done++;
+    }
+    return done;
+}
+
 /* Returns how many comparisons the file offered. */
 static int check_file(const char *path) {
     static const struct {
@@ -121,7 +162,7 @@ static int check_file(const char *path) {
         if (strncmp(name, "switch.kept.", 12) == 0)
             check_kept(&l, st, name, name + 12, 0.222), done++;
     }
-    done += 4;
+    done += 4 + check_similarity(&l, st);
 done:
     iwp_st_close(st);
     for (int i = 0; i < 6; i++) free(l.mem[i]);
