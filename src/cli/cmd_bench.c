@@ -9,6 +9,7 @@ static const struct {
     const char *name, *summary;
     int (*run)(int argc, char **argv);
 } kinds[] = {
+    {"machine", "the CPU's limits: multiply-adds and memory", iwp_bench_machine},
 #ifdef IWP_HAVE_BENCH_SELECT
     {"select", "the selection alone, beside sgemm of the same size; no model", iwp_bench_select},
 #endif

@@ -298,6 +298,13 @@ def test_bench_select():
         refused(["bench", "select", "-r", "1", *args], 2, word)
 
 
+def test_bench_machine():
+    refused(["bench", "machine", "--seconds", "0"], 2, "--seconds")
+    got = json.loads(run("bench", "machine", "--seconds", "0.01", "--megabytes", "8", "-t", "2", "-o", "json").stdout)
+    check(got["threads"] == 2 and {"f32 fma", "memory read"} <= {r["what"] for r in got["rows"]}, "bench machine: rows")
+    check(all(r["one_thread"] > 0 and r["all_threads"] > 0 for r in got["rows"]), "bench machine: rates")
+
+
 def test_environment():
     base = select("--keep", "0.222")
     check(select(env={"IWP_ARG_KEEP": "22.2%"})["keep_hash"] == base["keep_hash"], "IWP_ARG_KEEP")
