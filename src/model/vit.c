@@ -67,39 +67,40 @@ static struct ggml_tensor *attend_run(const struct iwp_tower *t, struct ggml_con
     return out;
 }
 
-struct ggml_tensor *iwp_vit_block_build(const struct iwp_tower *t, struct ggml_context *ctx,
-                                        const struct iwp_vit_block *b, struct ggml_tensor *x,
-                                        const struct iwp_vit_run *run, int32_t n_run,
-                                        struct ggml_tensor *rope_pos, struct ggml_tensor **q_out,
-                                        struct ggml_tensor **k_out) {
+void iwp_vit_qkv_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                       const struct iwp_vit_block *b, struct ggml_tensor *x,
+                       struct ggml_tensor *rope_pos, struct ggml_tensor *qkv[3]) {
     struct ggml_tensor *y = iwp_vit_norm(t, ctx, x, b->ln1_w, b->ln1_b);
     struct ggml_tensor *joint = b->qkv_w ? iwp_vit_linear(ctx, y, b->qkv_w, b->qkv_b) : NULL;
-    struct ggml_tensor *q = split(t, ctx, joint, 0, y, b->q_w, b->q_b);
-    struct ggml_tensor *k = split(t, ctx, joint, 1, y, b->k_w, b->k_b);
-    struct ggml_tensor *v = split(t, ctx, joint, 2, y, b->v_w, b->v_b);
-    if (rope_pos) {
+    qkv[0] = split(t, ctx, joint, 0, y, b->q_w, b->q_b);
+    qkv[1] = split(t, ctx, joint, 1, y, b->k_w, b->k_b);
+    qkv[2] = split(t, ctx, joint, 2, y, b->v_w, b->v_b);
+    if (!rope_pos) return;
+    for (int i = 0; i < 2; i++) {
         /* Angles by row for the first half of the pairs, by column for the second. */
         int sections[4] = {t->info.d_head / 4, t->info.d_head / 4, t->info.d_head / 4,
                            t->info.d_head / 4};
-        if (joint) {
-            q = ggml_cont(ctx, q);
-            k = ggml_cont(ctx, k);
-        }
-        q = ggml_rope_multi(ctx, q, rope_pos, NULL, t->info.d_head / 2, sections,
-                            GGML_ROPE_TYPE_VISION, 32768, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
-        k = ggml_rope_multi(ctx, k, rope_pos, NULL, t->info.d_head / 2, sections,
+        if (joint) qkv[i] = ggml_cont(ctx, qkv[i]);
+        qkv[i] =
+            ggml_rope_multi(ctx, qkv[i], rope_pos, NULL, t->info.d_head / 2, sections,
                             GGML_ROPE_TYPE_VISION, 32768, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
     }
-    if (q_out) *q_out = ggml_cont(ctx, q);
-    if (k_out) *k_out = ggml_cont(ctx, k);
+}
+
+struct ggml_tensor *iwp_vit_attend_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                                         struct ggml_tensor *const qkv[3],
+                                         const struct iwp_vit_run *run, int32_t n_run) {
     struct ggml_tensor *a = NULL;
     for (int32_t i = 0; i < n_run; i++) {
-        struct ggml_tensor *part = attend_run(t, ctx, q, k, v, &run[i]);
+        struct ggml_tensor *part = attend_run(t, ctx, qkv[0], qkv[1], qkv[2], &run[i]);
         a = a ? ggml_concat(ctx, a, part, 1) : part;
     }
-    x = ggml_add(ctx, x, iwp_vit_linear(ctx, a, b->o_w, b->o_b));
+    return a;
+}
 
-    y = iwp_vit_norm(t, ctx, x, b->ln2_w, b->ln2_b);
+struct ggml_tensor *iwp_vit_mlp_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                                      const struct iwp_vit_block *b, struct ggml_tensor *x) {
+    struct ggml_tensor *y = iwp_vit_norm(t, ctx, x, b->ln2_w, b->ln2_b);
     struct ggml_tensor *up = iwp_vit_linear(ctx, y, b->up_w, b->up_b);
     if (b->gate_w) {
         struct ggml_tensor *gate = iwp_vit_linear(ctx, y, b->gate_w, b->gate_b);
@@ -108,6 +109,20 @@ struct ggml_tensor *iwp_vit_block_build(const struct iwp_tower *t, struct ggml_c
         up = iwp_act_build(ctx, t->act, up);
     }
     return ggml_add(ctx, x, iwp_vit_linear(ctx, up, b->down_w, b->down_b));
+}
+
+struct ggml_tensor *iwp_vit_block_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                                        const struct iwp_vit_block *b, struct ggml_tensor *x,
+                                        const struct iwp_vit_run *run, int32_t n_run,
+                                        struct ggml_tensor *rope_pos, struct ggml_tensor **q_out,
+                                        struct ggml_tensor **k_out) {
+    struct ggml_tensor *qkv[3];
+    iwp_vit_qkv_build(t, ctx, b, x, rope_pos, qkv);
+    if (q_out) *q_out = ggml_cont(ctx, qkv[0]);
+    if (k_out) *k_out = ggml_cont(ctx, qkv[1]);
+    struct ggml_tensor *a = iwp_vit_attend_build(t, ctx, qkv, run, n_run);
+    x = ggml_add(ctx, x, iwp_vit_linear(ctx, a, b->o_w, b->o_b));
+    return iwp_vit_mlp_build(t, ctx, b, x);
 }
 
 struct ggml_tensor *iwp_vit_projector(const struct iwp_tower *t, struct ggml_context *ctx,

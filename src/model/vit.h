@@ -48,6 +48,16 @@ struct ggml_tensor *iwp_vit_block_build(const struct iwp_tower *t, struct ggml_c
                                         const struct iwp_vit_run *run, int32_t n_run,
                                         struct ggml_tensor *rope_pos, struct ggml_tensor **q,
                                         struct ggml_tensor **k);
+/* Its parts: normed queries, keys and values [d_head, heads, rows], rotated when rope_pos is given; what
+ * rows gather inside their windows [Dv, rows], before the output layer (any width of heads); x + MLP. */
+void iwp_vit_qkv_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                       const struct iwp_vit_block *b, struct ggml_tensor *x,
+                       struct ggml_tensor *rope_pos, struct ggml_tensor *qkv[3]);
+struct ggml_tensor *iwp_vit_attend_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                                         struct ggml_tensor *const qkv[3],
+                                         const struct iwp_vit_run *run, int32_t n_run);
+struct ggml_tensor *iwp_vit_mlp_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                                      const struct iwp_vit_block *b, struct ggml_tensor *x);
 struct ggml_tensor *iwp_vit_norm(const struct iwp_tower *t, struct ggml_context *ctx,
                                  struct ggml_tensor *x, struct ggml_tensor *w,
                                  struct ggml_tensor *b);
