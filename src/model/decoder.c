@@ -332,6 +332,7 @@ struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct 
         if (a.mask) a.mask = last_rows(ctx, a.mask, last);
     }
     struct ggml_tensor *h = attend(d, ctx, q, kv, n_past + n, &a);
+    if (attn->heads) *attn->heads = h;
     x = ggml_add(ctx, linear(ctx, y->wo, y->bo, h), x);
     h = norm(d, ctx, x, y->ffn_norm);
     struct ggml_tensor *gate = linear(ctx, y->gate, y->gate_b, h);

@@ -55,7 +55,8 @@ struct iwp_decoder_qkv iwp_decoder_build_qkv(const struct iwp_decoder *d, struct
 
 struct iwp_decoder_attn {
     bool flash;
-    struct ggml_tensor *mask; /* [n_kv, n] f32, f16 for flash; NULL: everything is seen */
+    struct ggml_tensor *mask;   /* [n_kv, n] f32, f16 for flash; NULL: everything is seen */
+    struct ggml_tensor **heads; /* out: [H d, n] what attention gives before wo; NULL: not wanted */
 };
 /* One layer over n rows: writes their k and v behind the first n_past rows of the cache and returns
  * the residual after the layer.  last > 0: only the last `last` rows of the result are computed (and

@@ -1,4 +1,5 @@
 /* Which steps a run takes, and what it costs by the formulas of CONTRACT section 3. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -38,6 +39,29 @@ static struct iwp_step *add(struct iwp_session *s, enum iwp_step_kind kind, int3
     return t;
 }
 
+/* Under a probe every layer is a step of its own. */
+static int split_runs(struct iwp_session *s, iwp_err *err) {
+    struct iwp_step *whole = malloc((size_t)s->n_step * sizeof *whole);
+    const int32_t n = s->n_step;
+    IWP_REQUIRE(whole, err, IWP_ENOMEM, "out of memory");
+    memcpy(whole, s->step, (size_t)n * sizeof *whole);
+    s->n_step = 0;
+    int rc = 0;
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        const bool run = whole[i].kind == IWP_STEP_RUN;
+        const int32_t parts = run ? whole[i].l1 - whole[i].l0 : 1;
+        if (s->n_step + parts > IWP_STEP_MAX)
+            rc = iwp_err_set(err, IWP_ENOTSUP, "a probe of %d layers", s->e->d.n_layer);
+        for (int32_t k = 0; k < parts && rc == 0; k++) {
+            struct iwp_step *t = &s->step[s->n_step++];
+            *t = whole[i];
+            if (run) t->l0 += k, t->l1 = t->l0 + 1;
+        }
+    }
+    free(whole);
+    return rc;
+}
+
 /* Steps from layer `from` (its rows are in s->rows) to the logits.  reuse: rows that the layers below
  * the mark (or all layers, when nothing is marked) have seen already. */
 int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err *err) {
@@ -75,7 +99,7 @@ int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err
     }
     struct iwp_step *t = add(s, IWP_STEP_RUN, at, L, -1);
     if (s->n_stage == 0 && from == 0 && mark < 0) t->first = reuse;
-    return 0;
+    return s->probe ? split_runs(s, err) : 0;
 }
 
 int32_t iwp_session_mark_at(const struct iwp_session *s) {

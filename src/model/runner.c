@@ -107,7 +107,8 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, run->n), *x = x0;
     struct ggml_tensor *tap = NULL, *logits = NULL;
     ggml_set_input(x0);
-    struct iwp_decoder_attn attn = {.flash = r->flash};
+    struct ggml_tensor *heads = NULL;
+    struct iwp_decoder_attn attn = {.flash = r->flash, .heads = run->heads ? &heads : NULL};
     int32_t seen_past = -1;
     const float *seen_size = NULL;
     for (int32_t i = 0; i < run->n_span; i++) {
@@ -134,6 +135,7 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
                                                       : -1);
         }
     }
+    if (heads) set_output(heads);
     if (run->logits) {
         logits = iwp_decoder_build_logits(d, ctx, x);
         ggml_set_output(logits);
@@ -154,6 +156,9 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     }
     IWP_TRY_GOTO(iwp_sched_compute(r->sched, err));
     if (tap) ggml_backend_tensor_get(tap, run->tap, 0, bytes);
+    if (heads) /* the last layer has only the last rows */
+        ggml_backend_tensor_get(heads, run->heads + (run->n - heads->ne[1]) * heads->ne[0], 0,
+                                ggml_nbytes(heads));
     if (logits)
         ggml_backend_tensor_get(logits, run->logits, 0, (size_t)d->n_vocab * sizeof(float));
     else if (x)

@@ -27,6 +27,7 @@ struct iwp_run {
     float *logits;     /* [V] of the last row, or NULL; only with the last layer */
     int32_t tap_layer; /* -1, or: the residual at the input of this layer goes to … */
     float *tap;        /* … [n][D] */
+    float *heads;      /* NULL, or [n][H d]: attention output of the (only) layer */
 };
 /* The cache must have room (iwp_kv_reserve); its lengths grow by n in every layer that is run. */
 int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp_err *err);

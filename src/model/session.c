@@ -298,7 +298,7 @@ int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_para
     memset(&rows, 0, sizeof rows);
     IWP_TRY_GOTO(set_method(s, prune, err));
     IWP_TRY_GOTO(start_stats(s, err));
-    const int32_t reuse = reusable_rows(s, p, s->rows.visual);
+    const int32_t reuse = s->probe ? 0 : reusable_rows(s, p, s->rows.visual);
     if (reuse == 0) forget_reuse(s);
     IWP_TRY_GOTO(remember_prompt(s, p, s->rows.visual, err));
     const int32_t mark = iwp_session_mark_at(s);
@@ -375,6 +375,7 @@ static int run_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
         IWP_TRY(make_room(s, t->l0, t->l1, s->rows.n, err));
         for (int32_t l = t->l0; l < t->l1; l++)
             IWP_TRY(iwp_kv_set_log_size(&s->kv, l, 0, s->rows.n, s->rows.log_size, err));
+        if (s->probe) IWP_TRY(s->probe->layer(s->probe->ctx, s, t->l0, &s->rows, err));
     }
     const int32_t i = s->at_row, left = s->rows.n - i;
     const int32_t n = left < s->sp.n_chunk ? left : s->sp.n_chunk;
@@ -386,6 +387,8 @@ static int run_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
                           .n_span = 1,
                           .logits = end && t->l1 == L ? s->logits : NULL,
                           .tap_layer = -1};
+    if (s->probe && s->probe->heads && s->probe->heads_layer == t->l0)
+        run.heads = s->probe->heads + (size_t)i * (size_t)s->e->d.n_head * (size_t)s->e->d.d_head;
     if (t->l0 < t->l1) IWP_TRY(iwp_runner_layers(&s->runner, &run, err));
     s->at_row += n;
     return end;

@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include "iwp/engine.h"
+#include "model/probe.h"
 #include "model/runner.h"
 #include "model/stream.h"
 
@@ -48,6 +49,7 @@ struct iwp_session {
     struct iwp_session_params sp;
     struct iwp_kv kv;
     struct iwp_runner runner;
+    struct iwp_probe *probe; /* or NULL */
 
     const struct iwp_prompt *p;
     bool pruned;

@@ -592,6 +592,94 @@ TEST(methods) {
     iwp_engine_close(e);
 }
 
+/* What a probe saw of one layer. */
+struct seen {
+    struct iwp_probe probe;
+    int layer, calls, n_row, src[400];
+    float q[400 * H * DH], k[400 * G * DH], v[400 * G * DH], heads[400 * H * DH];
+};
+
+static int look(void *ctx, iwp_session *s, int32_t layer, const struct iwp_stream *rows,
+                iwp_err *err) {
+    struct seen *c = ctx;
+    c->calls++;
+    if (layer != c->layer) return 0;
+    c->n_row = rows->n;
+    for (int i = 0; i < rows->n; i++) c->src[i] = rows->src[i];
+    c->probe.heads = c->heads;
+    const struct iwp_taps taps = {.q_rope = c->q, .k_rope = c->k, .v = c->v};
+    return iwp_probe_qkv(s, layer, &taps, err);
+}
+
+static int stop_at_two(void *ctx, iwp_session *s, int32_t layer, const struct iwp_stream *rows,
+                       iwp_err *err) {
+    (void)ctx, (void)s, (void)rows;
+    return layer == 2 ? iwp_err_set(err, IWP_EINVAL, "seen enough") : 0;
+}
+
+/* A probe changes no bit, sees the rows a cut leaves, and the attention output it is given is the softmax
+ * of its q and k over its v. */
+TEST(probe) {
+    static struct seen c;
+    make_model("qwen2");
+    iwp_engine *e = open_engine();
+    for (int t = 0; t < 4; t++) {
+        const int chunk = t % 2 ? 16 : 512, cut = 1 + below(L - 2);
+        struct iwp_params some = method("iwp", 0.3, cut);
+        const struct iwp_params *pp = t < 2 ? NULL : &some;
+        struct iwp_prompt p;
+        make_prompt(&p, 1);
+        iwp_session *s = open_session(e, chunk, IWP_KV_F32),
+                    *f = open_session(e, chunk, IWP_KV_F32);
+        run(f, &p, pp);
+        memset(&c, 0, sizeof c);
+        c.layer = c.probe.heads_layer = below(L - 1);
+        c.probe.layer = look;
+        c.probe.ctx = &c;
+        iwp_session_set_probe(s, &c.probe);
+        run(s, &p, pp);
+        check_same(iwp_session_logits(s), iwp_session_logits(f), "probed");
+        CHECK_INT(c.calls, L);
+        const int n_kept = iwp_session_stats(s).n_kept;
+        CHECK_INT(c.n_row, pp && c.layer >= cut ? p.n - p.n_visual + n_kept : p.n);
+        double off = 0;
+        for (int i = 0; i < c.n_row; i++) {
+            CHECK(i == 0 || c.src[i] > c.src[i - 1]);
+            for (int h = 0; h < H; h++) {
+                double z = 0, o[DH] = {0};
+                for (int j = 0; j <= i; j++) {
+                    double x = 0;
+                    for (int d = 0; d < DH; d++)
+                        x += (double)c.q[(i * H + h) * DH + d] *
+                             (double)c.k[(j * G + h * G / H) * DH + d];
+                    x = exp(x / sqrt(DH));
+                    z += x;
+                    for (int d = 0; d < DH; d++)
+                        o[d] += x * (double)c.v[(j * G + h * G / H) * DH + d];
+                }
+                for (int d = 0; d < DH; d++)
+                    off = fmax(off, fabs(o[d] / z - (double)c.heads[(i * H + h) * DH + d]));
+            }
+        }
+        CHECK_MSG(off < 2e-5, "attention output off by %g", off);
+        c.probe.layer = stop_at_two;
+        iwp_err err = {0};
+        CHECK_INT(iwp_session_begin(s, &p, pp, &err), 0);
+        int rc;
+        while ((rc = iwp_session_step(s, &err)) > 0) {
+        }
+        CHECK_INT(rc, IWP_EINVAL);
+        CHECK_STR(err.msg, "seen enough");
+        iwp_session_set_probe(s, NULL);
+        run(s, &p, pp);
+        check_same(iwp_session_logits(s), iwp_session_logits(f), "after a probe");
+        iwp_session_free(s);
+        iwp_session_free(f);
+        iwp_prompt_free(&p);
+    }
+    iwp_engine_close(e);
+}
+
 TEST(refused) {
     make_model("qwen2");
     iwp_engine *e = open_engine();
@@ -643,6 +731,7 @@ int main(void) {
     test_continued();
     test_cache_types();
     test_methods();
+    test_probe();
     test_refused();
     unlink(path);
     return test_done();
