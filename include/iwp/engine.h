@@ -181,9 +181,11 @@ IWP_API int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, 
                                    iwp_err *err);
 
 /* The state before layer l, to continue from with another method or budget that cuts at l or later:
- * bit for bit what a fresh run gives.  Ask with iwp_session_keep_mark before begin (layer 0 is always
- * there); rewind leaves the session as after begin, to be stepped again. */
-IWP_API void iwp_session_keep_mark(iwp_session *s, int32_t layer); /* -1: none */
+ * bit for bit what a fresh run gives.  Ask for layers (ascending) with iwp_session_keep_marks before
+ * begin; layer 0 is always there.  A run passes those up to its own first cut, and a cut ends what is
+ * above it: go from the highest layer down.  Rewind leaves the session as after begin, to be stepped. */
+enum { IWP_MARK_MAX = 32 };
+IWP_API int iwp_session_keep_marks(iwp_session *s, const int32_t *layer, int32_t n, iwp_err *err);
 IWP_API int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_params *prune,
                                iwp_err *err);
 
@@ -203,6 +205,8 @@ struct iwp_session_stats {
     double ms_prefill, ms_select, ms_decode;
     size_t kv_bytes, kv_bytes_full; /* after the prompt: used, and without pruning */
     int32_t n_reused;               /* prompt rows whose lower layers were not run again */
+    int32_t marked;                 /* the last layer whose state this run kept; 0: none yet */
+    int64_t row_layers;             /* prompt rows × layers that were run */
 };
 IWP_API struct iwp_session_stats iwp_session_stats(const iwp_session *s);
 

@@ -11,7 +11,7 @@
 #define IWP_EVAL_STORE_H
 
 #include "eval/stats.h"
-#include "iwp/prune.h"
+#include "iwp/engine.h"
 
 struct iwp_eval_config {
     char dir[200];
@@ -21,6 +21,7 @@ struct iwp_eval_config {
     char options[512];        /* "lambda=5,chunk=2": what was asked for, the seed not among it */
     int32_t seed;             /* -1: not a seeded method */
     struct iwp_params params; /* not stored */
+    enum iwp_positions positions; /* not stored; in options */
 };
 
 struct iwp_eval_run_task {

@@ -62,16 +62,29 @@ static int split_runs(struct iwp_session *s, iwp_err *err) {
     return rc;
 }
 
+/* Layers before which all rows are kept, ascending: those asked for up to the first cut, else the cut. */
+static int32_t marks(const struct iwp_session *s, int32_t out[IWP_MARK_MAX]) {
+    const int32_t low = iwp_session_low(s), L = s->e->d.n_layer;
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_want; i++)
+        if (s->want[i] <= low && s->want[i] < L) out[n++] = s->want[i];
+    if (n == 0 && low > 0 && low < L) out[n++] = low;
+    return n;
+}
+
 /* Steps from layer `from` (its rows are in s->rows) to the logits.  reuse: rows that the layers below
  * the mark (or all layers, when nothing is marked) have seen already. */
 int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err *err) {
-    const int32_t L = s->e->d.n_layer, mark = iwp_session_mark_at(s);
-    int32_t at = from;
+    const int32_t L = s->e->d.n_layer;
+    int32_t at = from, mark[IWP_MARK_MAX];
+    const int32_t n_mark = marks(s, mark);
     s->n_step = s->at_step = s->at_row = 0;
-    if (from == 0 && mark > 0) {
-        add(s, IWP_STEP_RUN, 0, mark, -1)->first = reuse;
-        add(s, IWP_STEP_MARK, mark, mark, -1);
-        at = mark;
+    for (int32_t i = 0; i < n_mark; i++) {
+        if (mark[i] <= from || iwp_session_mark(s, mark[i])) continue;
+        struct iwp_step *t = add(s, IWP_STEP_RUN, at, mark[i], -1);
+        if (at == 0) t->first = reuse;
+        add(s, IWP_STEP_MARK, mark[i], mark[i], -1);
+        at = mark[i];
     }
     for (int32_t i = 0; i < s->n_stage; i++) {
         const struct iwp_stage *g = &s->stage[i];
@@ -98,14 +111,19 @@ int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err
         at = l;
     }
     struct iwp_step *t = add(s, IWP_STEP_RUN, at, L, -1);
-    if (s->n_stage == 0 && from == 0 && mark < 0) t->first = reuse;
+    if (s->n_stage == 0 && from == 0 && n_mark == 0) t->first = reuse;
     return s->probe ? split_runs(s, err) : 0;
 }
 
 int32_t iwp_session_mark_at(const struct iwp_session *s) {
-    const int32_t low = iwp_session_low(s), L = s->e->d.n_layer;
-    int32_t mark = s->want_mark > 0 && s->want_mark < low ? s->want_mark : low;
-    return mark > 0 && mark < L ? mark : -1;
+    int32_t mark[IWP_MARK_MAX];
+    return marks(s, mark) > 0 ? mark[0] : -1;
+}
+
+const struct iwp_kept *iwp_session_mark(const struct iwp_session *s, int32_t layer) {
+    for (int32_t i = 0; i < s->n_mark; i++)
+        if (s->mark[i].layer == layer && s->mark[i].n == s->p->n) return &s->mark[i];
+    return NULL;
 }
 
 static double pairs(double n) { return n * (n + 1) / 2; }

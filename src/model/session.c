@@ -36,7 +36,7 @@ int iwp_session_new(iwp_session **out, iwp_engine *e, const struct iwp_session_p
     s->sp = *p;
     if (s->sp.n_ctx <= 0) s->sp.n_ctx = d->n_ctx_train;
     if (s->sp.reserve < 16) s->sp.reserve = 16;
-    s->want_mark = s->mark_layer = s->dump_layer = -1;
+    s->dump_layer = -1;
     int rc = iwp_kv_init(&s->kv, e->b, d->n_layer, d->n_head_kv * d->d_head, tk, tv, err);
     s->logits = malloc((size_t)d->n_vocab * sizeof *s->logits);
     if (p->keep_tensors) s->first_logits = malloc((size_t)d->n_vocab * sizeof *s->first_logits);
@@ -72,17 +72,20 @@ static void forget_run(struct iwp_session *s) {
     s->dump_layer = -1;
 }
 
+static void forget_marks(struct iwp_session *s) {
+    for (int32_t i = 0; i < s->n_mark; i++) free(s->mark[i].h);
+    s->n_mark = 0;
+}
+
 static void forget_reuse(struct iwp_session *s) {
+    forget_marks(s);
     free(s->old_id);
     free(s->old_pos);
     free(s->old_hash);
-    free(s->mark);
     s->old_id = NULL;
     s->old_pos = NULL;
     s->old_hash = NULL;
-    s->mark = NULL;
-    s->n_old = s->n_mark = s->full_layers = 0;
-    s->mark_layer = -1;
+    s->n_old = s->full_layers = 0;
 }
 
 void iwp_session_free(iwp_session *s) {
@@ -96,7 +99,16 @@ void iwp_session_free(iwp_session *s) {
     free(s);
 }
 
-void iwp_session_keep_mark(iwp_session *s, int32_t layer) { s->want_mark = layer; }
+int iwp_session_keep_marks(iwp_session *s, const int32_t *layer, int32_t n, iwp_err *err) {
+    IWP_REQUIRE(n >= 0 && n <= IWP_MARK_MAX, err, IWP_EINVAL, "keep_marks: %d of at most %d states",
+                n, IWP_MARK_MAX);
+    for (int32_t i = 0; i < n; i++)
+        IWP_REQUIRE(layer[i] > (i ? layer[i - 1] : 0), err, IWP_EINVAL,
+                    "keep_marks: layers from 1 on, ascending");
+    s->n_want = n;
+    for (int32_t i = 0; i < n; i++) s->want[i] = layer[i];
+    return 0;
+}
 
 /* ---- what of the last prompt can be used again -------------------------------------------------- */
 
@@ -156,15 +168,22 @@ static int remember_prompt(struct iwp_session *s, const struct iwp_prompt *p, co
     return 0;
 }
 
+static const struct iwp_kept *find_mark(const struct iwp_session *s, int32_t layer) {
+    for (int32_t i = 0; i < s->n_mark; i++)
+        if (s->mark[i].layer == layer) return &s->mark[i];
+    return NULL;
+}
+
 /* Whole chunks only: then the numbers are those of a run from the start.  The last row is always run. */
 static int32_t reusable_rows(const struct iwp_session *s, const struct iwp_prompt *p,
                              const int32_t *visual) {
     const int32_t mark = iwp_session_mark_at(s), L = s->e->d.n_layer;
-    const bool same_mark = mark > 0 && mark == s->mark_layer;
+    const struct iwp_kept *kept = find_mark(s, mark);
+    const bool same_mark = kept && mark <= s->full_layers;
     const bool all_layers = mark < 0 && s->n_stage == 0 && s->full_layers == L;
     if (!same_mark && !all_layers) return 0;
     int32_t n = common_rows(s, p, visual);
-    if (same_mark && n > s->n_mark) n = s->n_mark;
+    if (same_mark && n > kept->n) n = kept->n;
     if (n > p->n - 1) n = p->n - 1;
     return n / s->sp.n_chunk * s->sp.n_chunk;
 }
@@ -268,10 +287,7 @@ static int begin_continued(struct iwp_session *s, struct iwp_stream *rows, iwp_e
     s->n_fed = 0;
     s->running = true;
     s->has_logits = false;
-    free(s->mark);
-    s->mark = NULL;
-    s->mark_layer = -1;
-    s->n_mark = 0;
+    forget_marks(s);
     return 0;
 }
 
@@ -305,7 +321,9 @@ int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_para
     for (int32_t l = 0; l < s->e->d.n_layer; l++)
         iwp_kv_truncate(&s->kv, l, mark < 0 || l < mark ? reuse : 0);
     if (reuse > 0 && mark > 0) /* rows at the mark that need not be run up to it */
-        memcpy(s->rows.h, s->mark, (size_t)reuse * (size_t)s->rows.d * sizeof(float));
+        memcpy(s->rows.h, find_mark(s, mark)->h, (size_t)reuse * (size_t)s->rows.d * sizeof(float));
+    forget_marks(s); /* until this run has come by */
+    s->full_layers = 0;
     s->st.n_reused = reuse;
     IWP_TRY_GOTO(iwp_session_plan(s, 0, reuse, err));
     s->running = true;
@@ -322,8 +340,12 @@ fail:
 int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_params *prune,
                        iwp_err *err) {
     IWP_REQUIRE(s->p, err, IWP_EINVAL, "rewind: the session has no prompt");
-    IWP_REQUIRE(layer == 0 || (layer == s->mark_layer && s->n_mark == s->p->n), err, IWP_EINVAL,
-                "rewind: no state of layer %d was kept", layer);
+    const struct iwp_kept *mark = layer > 0 ? iwp_session_mark(s, layer) : NULL;
+    IWP_REQUIRE(layer == 0 || mark, err, IWP_EINVAL, "rewind: no state of layer %d was kept",
+                layer);
+    IWP_REQUIRE(layer <= s->full_layers || layer == 0, err, IWP_EINVAL,
+                "rewind: a cut at layer %d came after the state of layer %d", s->full_layers,
+                layer);
     const struct iwp_prompt *p = s->p;
     int rc = 0;
     forget_run(s);
@@ -332,13 +354,14 @@ int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_params *p
     IWP_TRY_GOTO(set_method(s, prune, err));
     IWP_TRY_GOTO(start_stats(s, err));
     if (layer > 0) {
-        memcpy(s->rows.h, s->mark, (size_t)p->n * (size_t)s->rows.d * sizeof(float));
+        memcpy(s->rows.h, mark->h, (size_t)p->n * (size_t)s->rows.d * sizeof(float));
         s->st.n_reused = p->n;
         s->segment[0] = (struct iwp_segment){0, layer, p->n, s->rows.next_pos, false};
         s->n_segment = 1;
     }
-    for (int32_t l = 0; l < s->e->d.n_layer; l++) iwp_kv_truncate(&s->kv, l, l < layer ? p->n : 0);
     IWP_TRY_GOTO(iwp_session_plan(s, layer, 0, err));
+    for (int32_t l = 0; l < s->e->d.n_layer; l++) iwp_kv_truncate(&s->kv, l, l < layer ? p->n : 0);
+    s->full_layers = layer;
     s->running = true;
     return 0;
 fail:
@@ -391,6 +414,7 @@ static int run_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
         run.heads = s->probe->heads + (size_t)i * (size_t)s->e->d.n_head * (size_t)s->e->d.d_head;
     if (t->l0 < t->l1) IWP_TRY(iwp_runner_layers(&s->runner, &run, err));
     s->at_row += n;
+    s->st.row_layers += (int64_t)n * (t->l1 - t->l0);
     return end;
 }
 
@@ -445,12 +469,12 @@ fail:
 
 static int take_mark(struct iwp_session *s, const struct iwp_step *t, iwp_err *err) {
     const size_t bytes = (size_t)s->rows.n * (size_t)s->rows.d * sizeof(float);
-    float *m = realloc(s->mark, bytes);
-    IWP_REQUIRE(m, err, IWP_ENOMEM, "out of memory");
-    s->mark = m;
-    memcpy(m, s->rows.h, bytes);
-    s->mark_layer = t->l0;
-    s->n_mark = s->rows.n;
+    float *h = malloc(bytes);
+    IWP_REQUIRE(h, err, IWP_ENOMEM, "out of memory");
+    memcpy(h, s->rows.h, bytes);
+    if (s->n_mark == IWP_MARK_MAX) forget_marks(s);
+    s->mark[s->n_mark++] = (struct iwp_kept){t->l0, s->rows.n, h};
+    s->full_layers = s->st.marked = t->l0;
     return 0;
 }
 

@@ -30,12 +30,18 @@ struct iwp_step {
     int32_t first;  /* RUN: rows before this one are done already */
     int32_t stage;  /* PREV, QKV, CUT */
 };
-enum { IWP_STEP_MAX = 8 * IWP_STAGE_MAX + 8 };
+enum { IWP_STEP_MAX = 8 * IWP_STAGE_MAX + 2 * IWP_MARK_MAX + 8 };
 
 /* Layers that hold the same rows. */
 struct iwp_segment {
     int32_t l0, l1, n_rows, next_pos;
     bool renumbered;
+};
+
+/* Residual of the first n rows before a layer. */
+struct iwp_kept {
+    int32_t layer, n;
+    float *h; /* [n][D] */
 };
 
 /* Arrays of the layer at a cut, for all rows; NULL: not wanted. */
@@ -66,11 +72,11 @@ struct iwp_session {
     struct iwp_segment segment[IWP_STAGE_MAX + 2];
     int32_t n_segment;
 
-    int32_t want_mark;          /* asked by keep_mark; -1 none */
-    int32_t mark_layer, n_mark; /* layer (-1 none) and rows of … */
-    float *mark;                /* … [n_mark][D] */
-    int32_t full_layers;        /* layers whose cache holds every row of the prompt */
-    int32_t *old_id;            /* [n_old] the prompt the cache belongs to, for reuse */
+    int32_t want[IWP_MARK_MAX], n_want; /* asked by keep_marks, ascending */
+    struct iwp_kept mark[IWP_MARK_MAX]; /* [n_mark] of the prompt below */
+    int32_t n_mark;
+    int32_t full_layers; /* layers whose cache holds every row of the prompt */
+    int32_t *old_id;     /* [n_old] the prompt the cache belongs to, for reuse */
     int64_t *old_pos;
     uint64_t *old_hash; /* [n_old] of a visual row's numbers, 0 for text */
     int32_t n_old, n_old_pos;
@@ -97,8 +103,10 @@ struct iwp_session {
 int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err *err);
 /* The lowest layer at which a cut touches the rows (or reads them); n_layer without a cut. */
 int32_t iwp_session_low(const struct iwp_session *s);
-/* Where the residual of all rows is kept; -1 nowhere. */
+/* The lowest layer before which the residual of all rows is kept; -1 none. */
 int32_t iwp_session_mark_at(const struct iwp_session *s);
+/* The kept state of a layer, whole for this prompt; NULL: there is none. */
+const struct iwp_kept *iwp_session_mark(const struct iwp_session *s, int32_t layer);
 void iwp_session_count_flops(struct iwp_session *s);
 
 /* cut.c */

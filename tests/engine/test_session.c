@@ -398,7 +398,7 @@ TEST(same_bits) {
         run(s, &p, &all);
         check_same(iwp_session_logits(s), full, "keep 1");
         /* Marks: any order of methods from the same state. */
-        iwp_session_keep_mark(s, layer);
+        CHECK_INT(iwp_session_keep_marks(s, &layer, 1, &err), 0);
         run(s, &p, &some);
         iwp_session_free(f);
         f = open_session(e, chunk, type);
@@ -434,6 +434,62 @@ TEST(same_bits) {
         iwp_session_free(f);
         iwp_prompt_free(&p);
     }
+    iwp_engine_close(e);
+}
+
+/* Several states of one run: from the highest down, each method from its own layer. */
+TEST(marks) {
+    make_model("qwen2");
+    iwp_engine *e = open_engine();
+    iwp_err err = {0};
+    const int32_t layers[] = {1, 2, 3};
+    CHECK(L > 3);
+    for (int t = 0; t < 4; t++) {
+        const int chunk = t % 2 ? 16 : 512;
+        struct iwp_prompt p;
+        make_prompt(&p, 1);
+        iwp_session *s = open_session(e, chunk, IWP_KV_F16), *f = NULL;
+        CHECK_INT(iwp_session_keep_marks(s, layers, 3, &err), 0);
+        run(s, &p, NULL);
+        CHECK_INT(iwp_session_stats(s).marked, 3);
+        CHECK_INT(iwp_session_stats(s).row_layers, p.n * L);
+        for (int l = 3; l >= 1; l--)
+            for (int k = 0; k < 2; k++) {
+                const struct iwp_params pp = method(k ? "random" : "iwp", 0.4, l);
+                CHECK_MSG(iwp_session_rewind(s, l, &pp, &err) == 0, "%s", err.msg);
+                finish(s);
+                f = open_session(e, chunk, IWP_KV_F16);
+                run(f, &p, &pp);
+                check_same(iwp_session_logits(s), iwp_session_logits(f), "one of several marks");
+                CHECK_INT(iwp_session_stats(s).row_layers + p.n * l,
+                          iwp_session_stats(f).row_layers);
+                CHECK_INT(iwp_session_feed(s, 5, &err), 0);
+                CHECK_INT(iwp_session_feed(f, 5, &err), 0);
+                check_same(iwp_session_logits(s), iwp_session_logits(f), "fed after a mark");
+                iwp_session_free(f);
+            }
+        /* The cut at layer 1 ended the cache of layers 1 and 2. */
+        CHECK(iwp_session_rewind(s, 3, NULL, &err) < 0);
+        CHECK(strstr(err.msg, "came after") != NULL);
+        /* A run of everything from there makes it whole again. */
+        CHECK_INT(iwp_session_rewind(s, 1, NULL, &err), 0);
+        CHECK(iwp_session_rewind(s, 2, NULL, &err) < 0);
+        CHECK_INT(iwp_session_rewind(s, 1, NULL, &err), 0);
+        finish(s);
+        CHECK_INT(iwp_session_rewind(s, 3, NULL, &err), 0);
+        finish(s);
+        f = open_session(e, chunk, IWP_KV_F16);
+        run(f, &p, NULL);
+        check_same(iwp_session_logits(s), iwp_session_logits(f), "up again");
+        iwp_session_free(f);
+        iwp_session_free(s);
+        iwp_prompt_free(&p);
+    }
+    const int32_t wrong[] = {2, 2};
+    iwp_session *s = open_session(e, 16, IWP_KV_F16);
+    CHECK(iwp_session_keep_marks(s, wrong, 2, &err) < 0);
+    CHECK(iwp_session_keep_marks(s, layers, IWP_MARK_MAX + 1, &err) < 0);
+    iwp_session_free(s);
     iwp_engine_close(e);
 }
 
@@ -727,6 +783,7 @@ int main(void) {
     snprintf(path, sizeof path, "/tmp/iwp-test-session-%ld.gguf", (long)getpid());
     test_masked();
     test_same_bits();
+    test_marks();
     test_reuse();
     test_continued();
     test_cache_types();

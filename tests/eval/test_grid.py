@@ -68,10 +68,19 @@ try:
     for name in "timings.json report.html report.md report.csv".split():
         check(len(read(t, "whole", name)) > 100, name)
 
-    # answers of a grid with shared prefixes are those of one configuration alone
-    run(*[a if a != "none,iwp,random" else "iwp" for a in grid("alone", "--exact-times")])
-    check(read(t, "alone", "iwp-0.25", "samples_toy.jsonl") == read(t, "whole", "iwp-0.25", "samples_toy.jsonl"),
-          "alone equals grid")
+    # answers of a grid with shared prefixes are those of one configuration alone: cuts before the decoder, at
+    # several layers, in several steps, that read the layer before, that fail at one budget, and resized pictures
+    methods = "none,iwp,fastv,dart,vatp,v2drop,pyramiddrop,divprune,visionzip,random,uniform,resize"
+    run(*[a if a != "none,iwp,random" else methods for a in grid("many", "--seeds", "1")])
+    for m in methods.split(","):
+        run(*[a if a != "none,iwp,random" else m for a in grid("alone", "--seeds", "1", "--exact-times")])
+    folders = sorted(d for d in os.listdir(os.path.join(t, "many")) if os.path.isdir(os.path.join(t, "many", d)))
+    check(len(folders) == 23, "folders: %s" % folders)
+    for d in folders:
+        for task in ("toy", "said"):
+            name = "samples_%s.jsonl" % task
+            check(read(t, "many", d, name) == read(t, "alone", d, name), "alone equals grid: " + d)
+    check(read(t, "many", "results.json") == read(t, "alone", "results.json"), "results of many and alone")
 
     # killed ten times
     rng = random.Random(7)

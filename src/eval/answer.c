@@ -1,0 +1,192 @@
+/* One answer: see answer.h. */
+#include "eval/answer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "model/prompter.h"
+#include "model/session.h"
+
+void iwp_eval_answer_free(struct iwp_eval_answer *a) {
+    iwp_answer_free(&a->text);
+    free(a->keep_bits);
+    a->keep_bits = NULL;
+}
+
+static double log_prob(const float *logits, int32_t n, int32_t id) {
+    double max = logits[0], sum = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (logits[i] > max) max = logits[i];
+    for (int32_t i = 0; i < n; i++) sum += exp(logits[i] - max);
+    return logits[id] - max - log(sum);
+}
+
+/* Mean over the references of the mean negative log-likelihood of their tokens. */
+static int run_nll(iwp_session *s, const struct iwp_eval_sample *q, float *logits,
+                   struct iwp_eval_answer *out, iwp_err *err) {
+    const int32_t nv = iwp_engine_info(s->e).n_vocab;
+    const iwp_vocab *v = s->e->prompter->vocab;
+    double total = 0;
+    memcpy(logits, iwp_session_logits(s), (size_t)nv * sizeof *logits);
+    for (int32_t i = 0; i < q->n_answer; i++) {
+        struct iwp_ids ids = {0};
+        char *text = NULL;
+        size_t n;
+        double sum = 0;
+        int rc = iwp_vocab_normalise(v, q->answers[i], strlen(q->answers[i]), &text, &n, err);
+        if (rc >= 0) rc = iwp_vocab_tokenise(v, text, n, false, false, &ids, err);
+        if (rc >= 0 && ids.n == 0)
+            rc = iwp_err_set(err, IWP_EINVAL, "reference %d has no tokens", i + 1);
+        if (rc >= 0) sum = -log_prob(logits, nv, ids.id[0]);
+        for (int32_t k = 1; k < ids.n && rc >= 0; k++) {
+            rc = iwp_session_feed(s, ids.id[k - 1], err);
+            if (rc >= 0) sum -= log_prob(iwp_session_logits(s), nv, ids.id[k]);
+        }
+        if (rc >= 0 && ids.n > 1) rc = iwp_session_forget(s, 0, err);
+        if (rc >= 0) total += sum / ids.n;
+        iwp_ids_free(&ids);
+        free(text);
+        IWP_TRY(rc);
+    }
+    out->score.score = total / q->n_answer;
+    return 0;
+}
+
+static char *make_bits(const int32_t *keep, int32_t n_keep, int32_t n) {
+    static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const size_t bytes = ((size_t)n + 7) / 8, groups = (bytes + 2) / 3;
+    uint8_t *b = calloc(groups * 3 + 1, 1);
+    char *out = malloc(groups * 4 + 1);
+    for (int32_t i = 0; b && i < n_keep; i++) b[keep[i] / 8] |= (uint8_t)(1u << (keep[i] % 8));
+    for (size_t i = 0; b && out && i < groups; i++) {
+        const uint32_t w = (uint32_t)b[3 * i] << 16 | (uint32_t)b[3 * i + 1] << 8 | b[3 * i + 2];
+        for (int k = 0; k < 4; k++)
+            out[4 * i + (size_t)k] =
+                3 * i + (size_t)k > bytes ? '=' : digit[w >> (18 - 6 * k) & 63];
+    }
+    if (b && out) out[groups * 4] = 0;
+    if (!b) {
+        free(out);
+        out = NULL;
+    }
+    free(b);
+    return out;
+}
+
+int iwp_eval_answer_make(iwp_session *s, const struct iwp_eval_sample *q, enum iwp_profile profile,
+                         float *logits, struct iwp_eval_answer *out, iwp_err *err) {
+    out->st = iwp_session_stats(s);
+    out->keep_hash = iwp_keep_hash(out->st.keep, out->st.n_kept);
+    out->keep_bits = make_bits(out->st.keep, out->st.n_kept, out->st.n_visual);
+    IWP_REQUIRE(out->keep_bits, err, IWP_ENOMEM, "out of memory");
+    if (q->nll) return run_nll(s, q, logits, out, err);
+    const struct iwp_generate_params p = {.n_predict = q->max_new_tokens};
+    IWP_TRY(iwp_session_generate(s, &p, &out->text, err));
+    out->first = out->text.ms_first;
+    out->decode = out->text.ms_decode;
+    const struct iwp_score_input in = {out->text.text, q->answers,  q->n_answer,
+                                       q->choices,     q->n_choice, profile};
+    return iwp_scorer_run(q->scorer, &in, &out->score, err);
+}
+
+/* ---- lines ----------------------------------------------------------------------------------------- */
+
+static void put_hash(struct iwp_json_out *w, const char *key, uint64_t h) {
+    char text[17];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)h);
+    iwp_json_put_string(w, key, text);
+}
+
+static uint64_t text_hash(const char *s) { return iwp_fnv64(IWP_FNV64_INIT, s, strlen(s)); }
+
+/* One text in `depth` arrays, as lmms-eval has it. */
+static void put_nested(struct iwp_json_out *w, const char *key, const char *text, int depth) {
+    for (int i = 0; i < depth; i++) iwp_json_open_array(w, i ? NULL : key);
+    iwp_json_put_string(w, NULL, text);
+    for (int i = 0; i < depth; i++) iwp_json_close_array(w);
+}
+
+static void put_question(struct iwp_json_out *w, const struct iwp_eval_sample *q) {
+    iwp_json_put_int(w, "doc_id", q->doc);
+    iwp_json_put_string(w, "id", q->id);
+    iwp_json_open_object(w, "doc");
+    iwp_json_put_string(w, "question",
+                        cJSON_GetObjectItemCaseSensitive(q->row, "question")->valuestring);
+    iwp_json_put_string(w, q->video ? "video" : "image", q->media[0]);
+    iwp_json_close_object(w);
+    if (q->category) iwp_json_put_string(w, "category", q->category);
+    if (q->group) iwp_json_put_string(w, "group", q->group);
+    iwp_json_put_string(w, "medium", q->media[0]);
+    iwp_json_put_string(w, "target", q->answers[0]);
+    put_nested(w, "arguments", q->prompt, 2);
+}
+
+static void put_answer(struct iwp_json_out *w, const struct iwp_eval_answer *a,
+                       const struct iwp_eval_sample *q, const iwp_err *failed) {
+    const char *text = a->text.text ? a->text.text : "";
+    put_nested(w, "resps", text, 2);
+    put_nested(w, "filtered_resps", text, 1);
+    put_hash(w, "doc_hash", text_hash(q->id));
+    put_hash(w, "prompt_hash", text_hash(q->prompt));
+    put_hash(w, "target_hash", text_hash(q->answers[0]));
+    iwp_json_put_string(w, "answer", text);
+    iwp_json_put_f64(w, "score", failed ? 0 : a->score.score);
+    if (a->score.label[0]) iwp_json_put_string(w, "label", a->score.label);
+    if (failed) {
+        iwp_json_put_string(w, "error", failed->msg);
+        return;
+    }
+    if (a->score.unparsed) {
+        iwp_json_put_bool(w, "unparsed", true);
+        iwp_json_put_f64(w, "chance", a->score.chance);
+    }
+    iwp_json_put_int(w, "tokens", a->text.n_token);
+    iwp_json_put_int(w, "visual", a->visual);
+    iwp_json_put_int(w, "kept", a->st.n_kept);
+    put_hash(w, "keep_hash", a->keep_hash);
+    iwp_json_put_string(w, "keep_bits", a->keep_bits);
+}
+
+static int write_sample(const struct iwp_eval_answer *a, const struct iwp_eval_sample *q,
+                        const char *path, const iwp_err *failed, iwp_err *err) {
+    struct iwp_json_out w;
+    iwp_json_init(&w, false);
+    iwp_json_open_object(&w, NULL);
+    put_question(&w, q);
+    put_answer(&w, a, q, failed);
+    iwp_json_close_object(&w);
+    int rc = w.failed ? iwp_err_set(err, IWP_ENOMEM, "out of memory") : 0;
+    if (rc >= 0) {
+        while (w.len && w.text[w.len - 1] != '}') w.len--; /* ends with its brace, then a newline */
+        w.text[w.len] = '\n';
+        rc = iwp_eval_lines_append(path, w.text, w.len + 1, err);
+    }
+    iwp_json_free(&w);
+    return rc;
+}
+
+int iwp_eval_answer_write(const struct iwp_eval_answer *a, const struct iwp_eval_sample *q,
+                          const char *dir, const char *config, const char *task,
+                          const iwp_err *failed, iwp_err *err) {
+    char path[4096], line[512];
+    /* Times first: a sample that is there has its times too, whatever ends the program. */
+    int n = snprintf(line, sizeof line,
+                     "{\"doc_id\":%d,\"encode\":%.3f,\"select\":%.3f,\"prefill\":%.3f,"
+                     "\"ttft\":%.3f,\"decode\":%.3f,\"tokens\":%d,\"kv_bytes\":%zu,"
+                     "\"kv_bytes_full\":%zu,\"flops\":%.6g,\"flops_full\":%.6g,"
+                     "\"layer_average\":%.6g}\n",
+                     q->doc, a->media, a->st.ms_select, a->prefill,
+                     a->media + a->prefill + a->first, a->decode, a->text.n_token, a->st.kv_bytes,
+                     a->st.kv_bytes_full, a->st.flops, a->st.flops_full, a->st.layer_average);
+    if (!failed) {
+        IWP_TRY(iwp_eval_lines_path(path, sizeof path, dir, config, "timings", task, err));
+        IWP_TRY(iwp_eval_lines_append(path, line, (size_t)n, err));
+    }
+    IWP_TRY(iwp_eval_lines_path(path, sizeof path, dir, config, "samples", task, err));
+    return write_sample(a, q, path, failed, err);
+}
