@@ -120,7 +120,9 @@ struct iwp_prompt_request {
     bool keep_pixels;          /* keep the RGB pictures, for overlays */
     bool tap_features, tap_qk; /* what the pruning method reads from the tower */
     int32_t tap_block; /* encoder block of queries and keys; negative from the end (-1 = last) */
-    bool (*cancel)(void *ctx); /* asked between tower batches; NULL: never */
+    /* Asked every few milliseconds while pictures are encoded; true ends that with IWP_ECANCELLED.
+     * Meanwhile it (or another thread) may step and feed sessions, but not build a prompt itself. */
+    bool (*cancel)(void *ctx);
     void *cancel_ctx;
 };
 

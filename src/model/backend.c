@@ -2,6 +2,7 @@
 #include "model/backend.h"
 
 #include <errno.h>
+#include <math.h>
 #include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
@@ -28,6 +29,7 @@ struct priv {
     struct cpu_calls cpu;
     struct ggml_threadpool *threads;
     iwp_pool *pool;
+    int n_now; /* threads of the graph that runs */
     bool (*cancel)(void *);
     void *cancel_ctx;
 };
@@ -40,6 +42,9 @@ struct iwp_sched {
     void *memory; /* of ctx: node headers and the graph */
     struct ggml_context *ctx;
     struct ggml_cgraph *graph;
+    bool (*cancel)(void *ctx); /* asked in the middle of a graph; NULL: it runs through */
+    void *cancel_ctx;
+    bool stopped;
 };
 
 static void *address(ggml_backend_reg_t reg, const char *name) {
@@ -270,8 +275,8 @@ void iwp_backend_set_cancel(struct iwp_backend *b, bool (*cancel)(void *ctx), vo
 
 void iwp_backend_size_threads(struct iwp_backend *b, double work) {
     struct priv *v = b->priv;
-    const int n = work < 4e6 ? 1 : b->n_thread;
-    if (v->cpu.set_n_threads) v->cpu.set_n_threads(b->backend[iwp_backend_cpu(b)], n);
+    v->n_now = work < 4e6 ? 1 : b->n_thread;
+    if (v->cpu.set_n_threads) v->cpu.set_n_threads(b->backend[iwp_backend_cpu(b)], v->n_now);
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------- */
@@ -337,14 +342,40 @@ int iwp_sched_check_custom(const struct iwp_sched *s, iwp_err *err) {
     return 0;
 }
 
+int iwp_sched_replan(struct iwp_sched *s, iwp_err *err) {
+    IWP_REQUIRE(ggml_backend_sched_reserve(s->sched, s->graph), err, IWP_ENOMEM,
+                "out of memory for a graph of %d nodes", ggml_graph_n_nodes(s->graph));
+    return 0;
+}
+
 int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err) {
     IWP_REQUIRE(ggml_backend_sched_alloc_graph(s->sched, s->graph), err, IWP_ENOMEM,
                 "out of memory for a graph of %d nodes", ggml_graph_n_nodes(s->graph));
     return s->b->n_device > 1 ? iwp_sched_check_custom(s, err) : 0;
 }
 
+/* ggml asks before a node whether to stop after it.  Matrix products are where the time goes, so between
+ * two of them nobody waits long. */
+static bool at_node(struct ggml_tensor *t, bool ask, void *ctx) {
+    struct iwp_sched *s = ctx;
+    if (ask) return t->op == GGML_OP_MUL_MAT;
+    const struct priv *v = s->b->priv;
+    const int n = v->n_now;
+    s->stopped = s->cancel(s->cancel_ctx);
+    iwp_backend_size_threads(s->b, n > 1 ? INFINITY : 0); /* other graphs perhaps ran meanwhile */
+    return !s->stopped;
+}
+
+void iwp_sched_set_pauses(struct iwp_sched *s, bool (*cancel)(void *ctx), void *ctx) {
+    s->cancel = cancel;
+    s->cancel_ctx = ctx;
+    ggml_backend_sched_set_eval_callback(s->sched, cancel ? at_node : NULL, s);
+}
+
 int iwp_sched_compute(struct iwp_sched *s, iwp_err *err) {
+    s->stopped = false;
     enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->graph);
+    IWP_REQUIRE(!s->stopped, err, IWP_ECANCELLED, "interrupted");
     IWP_REQUIRE(st != GGML_STATUS_ABORTED, err, IWP_ECANCELLED, "interrupted");
     IWP_REQUIRE(st != GGML_STATUS_ALLOC_FAILED, err, IWP_ENOMEM, "out of memory");
     IWP_REQUIRE(st == GGML_STATUS_SUCCESS, err, IWP_EINTERNAL, "a graph failed (%s)",

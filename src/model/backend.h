@@ -70,7 +70,13 @@ int iwp_sched_begin(struct iwp_sched *s, struct ggml_context **ctx, struct ggml_
 /* Pins a node to a device (custom ops: the CPU).  Between begin and alloc. */
 void iwp_sched_pin(struct iwp_sched *s, struct ggml_tensor *t, int32_t device);
 int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err);
+/* Before pin and alloc of a graph whose nodes have the sizes of the last one's but other lifetimes: ggml
+ * compares sizes alone, and would lay its outputs over each other. */
+int iwp_sched_replan(struct iwp_sched *s, iwp_err *err);
 int iwp_sched_compute(struct iwp_sched *s, iwp_err *err);
+/* compute pauses between matrix products and asks cancel(ctx), which may run graphs of other schedulers;
+ * true ends it with IWP_ECANCELLED.  NULL: no pauses. */
+void iwp_sched_set_pauses(struct iwp_sched *s, bool (*cancel)(void *ctx), void *ctx);
 size_t iwp_sched_bytes(const struct iwp_sched *s); /* compute buffers */
 /* Threads for the next graphs of this backend: all, or one when `work` (multiplications) is so small
  * that waiting for each other would cost more than it saves. */

@@ -37,6 +37,7 @@ int iwp_engine_open(iwp_engine **out, const struct iwp_engine_params *p, iwp_err
     struct iwp_engine *e = calloc(1, sizeof *e);
     IWP_REQUIRE(e, err, IWP_ENOMEM, "out of memory");
     pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_init(&e->prompt_lock, NULL);
     IWP_TRY_GOTO(open_files(p, &model, &mmproj, err));
     const struct iwp_backend_params bp = {.n_thread = p->n_thread,
                                           .n_gpu = p->n_gpu,
@@ -76,6 +77,7 @@ void iwp_engine_close(iwp_engine *e) {
     iwp_decoder_free(&e->d);
     iwp_backend_free(e->b);
     pthread_mutex_destroy(&e->lock);
+    pthread_mutex_destroy(&e->prompt_lock);
     free(e);
 }
 
@@ -136,15 +138,37 @@ void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_param
         r->tap_features = true; /* it projects encoder rows */
 }
 
+struct pause {
+    iwp_engine *e;
+    const struct iwp_prompt_request *r;
+};
+
+/* The caller's cancel, with the engine free for sessions. */
+static bool ask_outside(void *ctx) {
+    const struct pause *p = ctx;
+    pthread_mutex_unlock(&p->e->lock);
+    const bool stop = p->r->cancel(p->r->cancel_ctx);
+    pthread_mutex_lock(&p->e->lock);
+    return stop;
+}
+
 int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
                       iwp_err *err) {
     *out = NULL;
     IWP_REQUIRE(e->prompter, err, IWP_ENOTSUP, "the engine was opened without its vocabulary");
     struct iwp_prompt *p = calloc(1, sizeof *p);
     IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
+    struct pause pause = {e, r};
+    struct iwp_prompt_request inside = *r;
+    if (r->cancel) {
+        inside.cancel = ask_outside;
+        inside.cancel_ctx = &pause;
+    }
+    pthread_mutex_lock(&e->prompt_lock);
     pthread_mutex_lock(&e->lock); /* the tower uses the same threads */
-    int rc = iwp_prompt_build(e->prompter, r, p, err);
+    int rc = iwp_prompt_build(e->prompter, &inside, p, err);
     pthread_mutex_unlock(&e->lock);
+    pthread_mutex_unlock(&e->prompt_lock);
     if (rc < 0) {
         iwp_engine_prompt_free(p);
         return rc;

@@ -333,6 +333,7 @@ static int open_tower(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *er
         nodes += 64 + 12 * (t->qwen ? extra : 8 + IWP_VIT_MAX_CHUNK);
         extra = IWP_VIT_MAX_RUN;
     }
+    IWP_TRY(iwp_sched_new(&t->project_sched, t->b, 64, err));
     return iwp_sched_new(&t->sched, t->b, nodes, err);
 }
 
@@ -342,6 +343,7 @@ int iwp_tower_new(struct iwp_tower **out, struct iwp_backend *b, const struct iw
     struct iwp_tower *t = calloc(1, sizeof *t);
     IWP_REQUIRE(t, err, IWP_ENOMEM, "out of memory");
     t->b = b;
+    t->tapped = -1;
     int rc = open_tower(t, mmproj, err);
     if (rc < 0) {
         iwp_tower_free(t);
@@ -355,6 +357,7 @@ int iwp_tower_new(struct iwp_tower **out, struct iwp_backend *b, const struct iw
 void iwp_tower_free(struct iwp_tower *t) {
     if (!t) return;
     iwp_sched_free(t->sched);
+    iwp_sched_free(t->project_sched);
     iwp_weights_free(t->w);
     free(t->block);
     free(t->newline);
@@ -428,6 +431,11 @@ int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const
         n_cls = t->cls ? (size_t)plan->n_tile : 0;
     }
     int rc = reserve(t, &w, n_cls, out, err);
+    const int32_t tap = w.qk ? w.block : -1;
+    t->replan = tap != t->tapped;
+    t->tapped = tap;
+    iwp_backend_size_threads(t->b, iwp_tower_flops(t, plan) / 2);
+    iwp_sched_set_pauses(t->sched, w.cancel, w.cancel_ctx);
     if (rc >= 0)
         rc = t->qwen ? iwp_vit_encode_qwen(t, plan, pixels, &w, out, err)
                      : iwp_vit_encode_tiles(t, plan, pixels, &w, out, err);
@@ -435,11 +443,18 @@ int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const
     return rc;
 }
 
-int iwp_vit_place_graph(struct iwp_tower *t, struct ggml_cgraph *g, iwp_err *err) {
+static int place_graph(struct iwp_tower *t, struct iwp_sched *s, struct ggml_cgraph *g,
+                       iwp_err *err) {
     if (t->b->n_device > 1) /* custom ops and the weights are the CPU's: so is all of it */
         for (int i = 0; i < ggml_graph_n_nodes(g); i++)
-            iwp_sched_pin(t->sched, ggml_graph_node(g, i), iwp_backend_cpu(t->b));
-    return iwp_sched_alloc(t->sched, err);
+            iwp_sched_pin(s, ggml_graph_node(g, i), iwp_backend_cpu(t->b));
+    return iwp_sched_alloc(s, err);
+}
+
+int iwp_vit_place_graph(struct iwp_tower *t, struct ggml_cgraph *g, iwp_err *err) {
+    if (t->replan) IWP_TRY(iwp_sched_replan(t->sched, err));
+    t->replan = false;
+    return place_graph(t, t->sched, g, err);
 }
 
 int iwp_tower_project(struct iwp_tower *t, const float *x, int32_t n, float *y, iwp_err *err) {
@@ -448,15 +463,15 @@ int iwp_tower_project(struct iwp_tower *t, const float *x, int32_t n, float *y, 
     if (n <= 0) return 0;
     IWP_REQUIRE(n % t->info.merge == 0, err, IWP_EINVAL,
                 "%d encoder rows are no multiple of %d for the projector", n, t->info.merge);
-    IWP_TRY(iwp_sched_begin(t->sched, &ctx, &g, err));
+    IWP_TRY(iwp_sched_begin(t->project_sched, &ctx, &g, err));
     struct ggml_tensor *in = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, t->info.d_vision, n);
     ggml_set_input(in);
     struct ggml_tensor *out = iwp_vit_projector(t, ctx, in);
     ggml_set_output(out);
     ggml_build_forward_expand(g, out);
-    IWP_TRY(iwp_vit_place_graph(t, g, err));
+    IWP_TRY(place_graph(t, t->project_sched, g, err));
     ggml_backend_tensor_set(in, x, 0, ggml_nbytes(in));
-    IWP_TRY(iwp_sched_compute(t->sched, err));
+    IWP_TRY(iwp_sched_compute(t->project_sched, err));
     ggml_backend_tensor_get(out, y, 0, ggml_nbytes(out));
     return 0;
 }

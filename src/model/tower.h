@@ -44,7 +44,7 @@ struct iwp_tower_want {
     bool features; /* the same for every projector row, in picture order */
     bool qk;       /* queries and keys of one block */
     int32_t block; /* negative counts from the last block that is run */
-    bool (*cancel)(void *ctx);
+    bool (*cancel)(void *ctx); /* asked often; may use the decoder meanwhile */
     void *cancel_ctx;
 };
 

@@ -23,7 +23,9 @@ struct iwp_tower {
     struct iwp_tower_info info;
     struct iwp_backend *b;
     struct iwp_weights *w;
-    struct iwp_sched *sched;
+    struct iwp_sched *sched, *project_sched; /* projections may come while a picture is encoded */
+    int32_t tapped; /* block whose q and k the last graph gave out, or -1 */
+    bool replan;
     char *projector; /* info.projector */
 
     bool qwen, rms;

@@ -141,8 +141,6 @@ int iwp_vit_encode_qwen(struct iwp_tower *t, const struct iwp_pre_plan *plan, co
     iwp_pre_windows(plan, index, starts);
     iwp_pre_patch_positions(plan, where);
     for (int32_t f = 0; f < plan->grid_t; f++) {
-        if (want->cancel && want->cancel(want->cancel_ctx))
-            IWP_FAIL(err, IWP_ECANCELLED, "interrupted");
         struct graph g = {0};
         IWP_TRY_GOTO(arrange(plan, f, m, index, starts, n_window, &fr, err));
         IWP_TRY_GOTO(build(t, &fr, want, &g, err));

@@ -92,8 +92,6 @@ int iwp_vit_encode_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, c
     if (!in || !tmp) IWP_FAIL(err, IWP_ENOMEM, "out of memory for %d tiles", batch);
     for (int32_t first = 0; first < plan->n_tile; first += batch) {
         const int32_t n = plan->n_tile - first < batch ? plan->n_tile - first : batch;
-        if (want->cancel && want->cancel(want->cancel_ctx))
-            IWP_FAIL(err, IWP_ECANCELLED, "interrupted");
         struct graph g = {0};
         IWP_TRY_GOTO(build(t, n, want, &g, err));
         for (int32_t i = 0; i < n; i++)
