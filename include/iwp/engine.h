@@ -156,7 +156,10 @@ struct iwp_session_params {
     enum iwp_kv_type type_k, type_v;
     enum iwp_flash flash;
     enum iwp_positions positions;
-    int32_t reserve;   /* rows of cache beyond the prompt; grows when more are generated */
+    int32_t reserve; /* rows of cache beyond the prompt; grows when more are generated */
+    bool
+        split_media; /* a prefill chunk ends behind the last visual row: a server's prompts often go
+                        * on differently from there */
     bool no_reselect;  /* a prompt that continues the last one keeps its selection */
     bool keep_tensors; /* keep what --dump-tensors writes */
 };
@@ -167,8 +170,8 @@ IWP_API int iwp_session_new(iwp_session **out, iwp_engine *e, const struct iwp_s
 IWP_API void iwp_session_free(iwp_session *s); /* NULL is fine */
 
 /* Starts a prompt; `prune` NULL: all tokens stay.  The prompt must live until the next begin.  Layers
- * below the first cut are not run again for the part that equals the previous prompt (whole chunks
- * only, so that the numbers equal those of a fresh session bit for bit). */
+ * below the first cut, or the kept mark, are not run again for the part that equals the previous prompt
+ * (whole chunks only, so that the numbers equal those of a fresh session bit for bit). */
 IWP_API int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_params *prune,
                               iwp_err *err);
 /* One chunk of rows through one segment, or one selection.  1: more to do, 0: logits are there. */

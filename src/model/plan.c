@@ -72,9 +72,9 @@ static int32_t marks(const struct iwp_session *s, int32_t out[IWP_MARK_MAX]) {
     return n;
 }
 
-/* Steps from layer `from` (its rows are in s->rows) to the logits.  reuse: rows that the layers below
- * the mark (or all layers, when nothing is marked) have seen already. */
-int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err *err) {
+/* Steps from layer `from` (its rows are in s->rows) to the logits.  low, high: rows that the layers below
+ * and above the first mark have seen already; the latter only without a cut. */
+int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t low, int32_t high, iwp_err *err) {
     const int32_t L = s->e->d.n_layer;
     int32_t at = from, mark[IWP_MARK_MAX];
     const int32_t n_mark = marks(s, mark);
@@ -82,7 +82,7 @@ int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err
     for (int32_t i = 0; i < n_mark; i++) {
         if (mark[i] <= from || iwp_session_mark(s, mark[i])) continue;
         struct iwp_step *t = add(s, IWP_STEP_RUN, at, mark[i], -1);
-        if (at == 0) t->first = reuse;
+        if (at == 0) t->first = low;
         add(s, IWP_STEP_MARK, mark[i], mark[i], -1);
         at = mark[i];
     }
@@ -111,7 +111,7 @@ int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err
         at = l;
     }
     struct iwp_step *t = add(s, IWP_STEP_RUN, at, L, -1);
-    if (s->n_stage == 0 && from == 0 && n_mark == 0) t->first = reuse;
+    t->first = high;
     return s->probe ? split_runs(s, err) : 0;
 }
 

@@ -174,18 +174,42 @@ static const struct iwp_kept *find_mark(const struct iwp_session *s, int32_t lay
     return NULL;
 }
 
-/* Whole chunks only: then the numbers are those of a run from the start.  The last row is always run. */
-static int32_t reusable_rows(const struct iwp_session *s, const struct iwp_prompt *p,
-                             const int32_t *visual) {
-    const int32_t mark = iwp_session_mark_at(s), L = s->e->d.n_layer;
+/* Where a chunk of the uncut prompt that begins at row i ends.  With split_media one ends behind the last
+ * visual row, so that another question about the same pictures finds it there. */
+static int32_t chunk_end(const struct iwp_session *s, int32_t i, int32_t n) {
+    const int32_t end = i + s->sp.n_chunk < n ? i + s->sp.n_chunk : n;
+    return s->rows.n == s->p->n && i < s->split && s->split < end ? s->split : end;
+}
+
+/* The end of the last whole chunk within the first n rows. */
+static int32_t whole_chunks(const struct iwp_session *s, int32_t n) {
+    int32_t i = 0;
+    for (int32_t end; i < n && (end = chunk_end(s, i, s->p->n)) <= n;) i = end;
+    return i;
+}
+
+/* Rows the layers below the mark and above it need not see again.  Whole chunks only: then the numbers are
+ * those of a run from the start. */
+static void find_reuse(const struct iwp_session *s, const int32_t *visual, int32_t old_split,
+                       int32_t *low, int32_t *high) {
+    const struct iwp_prompt *p = s->p;
+    const int32_t mark = iwp_session_mark_at(s);
     const struct iwp_kept *kept = find_mark(s, mark);
     const bool same_mark = kept && mark <= s->full_layers;
-    const bool all_layers = mark < 0 && s->n_stage == 0 && s->full_layers == L;
-    if (!same_mark && !all_layers) return 0;
+    /* A second mark wants all rows above the first. */
+    const bool all_layers = s->n_stage == 0 && s->full_layers == s->e->d.n_layer && s->n_want <= 1;
+    *low = *high = 0;
+    if (s->probe || (!same_mark && !(all_layers && mark < 0))) return;
     int32_t n = common_rows(s, p, visual);
     if (same_mark && n > kept->n) n = kept->n;
-    if (n > p->n - 1) n = p->n - 1;
-    return n / s->sp.n_chunk * s->sp.n_chunk;
+    /* Chunks of the old prompt that ended elsewhere are none of ours. */
+    const int32_t split = s->split < old_split ? s->split : old_split;
+    if (s->split != old_split && n >= split && split > 0) n = split - 1;
+    if (n == p->n && s->n_old != n) n--;
+    *low = whole_chunks(s, n);
+    /* Logits come from a run of the last row. */
+    if (all_layers) *high = whole_chunks(s, n < p->n ? n : p->n - 1);
+    if (mark < 0) *low = *high;
 }
 
 /* ---- begin -------------------------------------------------------------------------------------- */
@@ -291,6 +315,12 @@ static int begin_continued(struct iwp_session *s, struct iwp_stream *rows, iwp_e
     return 0;
 }
 
+static void find_split(struct iwp_session *s) {
+    s->split = 0;
+    for (int32_t i = 0; s->sp.split_media && i < s->p->n; i++)
+        if (s->rows.visual[i] >= 0) s->split = i + 1;
+}
+
 int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_params *prune,
                       iwp_err *err) {
     IWP_TRY(check_length(s, p, err));
@@ -314,18 +344,21 @@ int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_para
     memset(&rows, 0, sizeof rows);
     IWP_TRY_GOTO(set_method(s, prune, err));
     IWP_TRY_GOTO(start_stats(s, err));
-    const int32_t reuse = s->probe ? 0 : reusable_rows(s, p, s->rows.visual);
-    if (reuse == 0) forget_reuse(s);
+    const int32_t old_split = s->split;
+    int32_t low, high;
+    find_split(s);
+    find_reuse(s, s->rows.visual, old_split, &low, &high);
+    if (low == 0) forget_reuse(s);
     IWP_TRY_GOTO(remember_prompt(s, p, s->rows.visual, err));
     const int32_t mark = iwp_session_mark_at(s);
     for (int32_t l = 0; l < s->e->d.n_layer; l++)
-        iwp_kv_truncate(&s->kv, l, mark < 0 || l < mark ? reuse : 0);
-    if (reuse > 0 && mark > 0) /* rows at the mark that need not be run up to it */
-        memcpy(s->rows.h, find_mark(s, mark)->h, (size_t)reuse * (size_t)s->rows.d * sizeof(float));
+        iwp_kv_truncate(&s->kv, l, mark < 0 || l < mark ? low : high);
+    if (low > 0 && mark > 0) /* rows at the mark that need not be run up to it */
+        memcpy(s->rows.h, find_mark(s, mark)->h, (size_t)low * (size_t)s->rows.d * sizeof(float));
     forget_marks(s); /* until this run has come by */
     s->full_layers = 0;
-    s->st.n_reused = reuse;
-    IWP_TRY_GOTO(iwp_session_plan(s, 0, reuse, err));
+    s->st.n_reused = low;
+    IWP_TRY_GOTO(iwp_session_plan(s, 0, low, high, err));
     s->running = true;
     return 0;
 fail:
@@ -359,7 +392,7 @@ int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_params *p
         s->segment[0] = (struct iwp_segment){0, layer, p->n, s->rows.next_pos, false};
         s->n_segment = 1;
     }
-    IWP_TRY_GOTO(iwp_session_plan(s, layer, 0, err));
+    IWP_TRY_GOTO(iwp_session_plan(s, layer, 0, 0, err));
     for (int32_t l = 0; l < s->e->d.n_layer; l++) iwp_kv_truncate(&s->kv, l, l < layer ? p->n : 0);
     s->full_layers = layer;
     s->running = true;
@@ -400,9 +433,8 @@ static int run_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
             IWP_TRY(iwp_kv_set_log_size(&s->kv, l, 0, s->rows.n, s->rows.log_size, err));
         if (s->probe) IWP_TRY(s->probe->layer(s->probe->ctx, s, t->l0, &s->rows, err));
     }
-    const int32_t i = s->at_row, left = s->rows.n - i;
-    const int32_t n = left < s->sp.n_chunk ? left : s->sp.n_chunk;
-    const bool end = n == left;
+    const int32_t i = s->at_row, n = chunk_end(s, i, s->rows.n) - i;
+    const bool end = i + n == s->rows.n;
     const struct iwp_span span = {t->l0, t->l1, s->rows.pos + i, s->rows.n};
     struct iwp_run run = {.n = n,
                           .rows = s->rows.h + (size_t)i * (size_t)d,
@@ -412,7 +444,7 @@ static int run_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
                           .tap_layer = -1};
     if (s->probe && s->probe->heads && s->probe->heads_layer == t->l0)
         run.heads = s->probe->heads + (size_t)i * (size_t)s->e->d.n_head * (size_t)s->e->d.d_head;
-    if (t->l0 < t->l1) IWP_TRY(iwp_runner_layers(&s->runner, &run, err));
+    if (t->l0 < t->l1 && n > 0) IWP_TRY(iwp_runner_layers(&s->runner, &run, err));
     s->at_row += n;
     s->st.row_layers += (int64_t)n * (t->l1 - t->l0);
     return end;

@@ -76,6 +76,7 @@ struct iwp_session {
     int32_t want[IWP_MARK_MAX], n_want; /* asked by keep_marks, ascending */
     struct iwp_kept mark[IWP_MARK_MAX]; /* [n_mark] of the prompt below */
     int32_t n_mark;
+    int32_t split;       /* a chunk ends at this row; 0: none does */
     int32_t full_layers; /* layers whose cache holds every row of the prompt */
     int32_t *old_id;     /* [n_old] the prompt the cache belongs to, for reuse */
     int64_t *old_pos;
@@ -101,7 +102,7 @@ struct iwp_session {
 };
 
 /* plan.c */
-int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t reuse, iwp_err *err);
+int iwp_session_plan(struct iwp_session *s, int32_t from, int32_t low, int32_t high, iwp_err *err);
 /* The lowest layer at which a cut touches the rows (or reads them); n_layer without a cut. */
 int32_t iwp_session_low(const struct iwp_session *s);
 /* The lowest layer before which the residual of all rows is kept; -1 none. */

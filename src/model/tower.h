@@ -40,10 +40,10 @@ size_t iwp_tower_bytes(const struct iwp_tower *t);
 const float *iwp_tower_newline(const struct iwp_tower *t); /* [d_model] or NULL */
 
 struct iwp_tower_want {
-    bool vision;   /* the tower's output in its own order */
-    bool features; /* the same for every projector row, in picture order */
-    bool qk;       /* queries and keys of one block */
-    int32_t block; /* negative counts from the last block that is run */
+    bool vision;               /* the tower's output in its own order */
+    bool features;             /* the same for every projector row, in picture order */
+    bool qk;                   /* queries and keys of one block */
+    int32_t block;             /* negative counts from the last block that is run */
     bool (*cancel)(void *ctx); /* asked often; may use the decoder meanwhile */
     void *cancel_ctx;
 };

@@ -523,6 +523,57 @@ TEST(reuse) {
     iwp_engine_close(e);
 }
 
+/* What a server does to a session: prompts that share a beginning, any budget, some given up half-way.
+ * Whatever was used again, the numbers are those of a fresh session. */
+TEST(reuse_any_order) {
+    make_model("qwen2");
+    iwp_engine *e = open_engine();
+    iwp_err err = {0};
+    int whole = 0, upper = 0;
+    for (int t = 0; t < 12; t++) {
+        const int chunk = t % 2 ? 8 : 512, layer = 1 + below(L - 1);
+        struct iwp_prompt p;
+        make_prompt(&p, 1);
+        iwp_session *s = open_session(e, chunk, IWP_KV_F32);
+        s->sp.split_media = true;
+        int split = 0;
+        for (int i = 0; i < p.n; i++)
+            if (p.code[i] == IWP_CODE_VISUAL || p.code[i] == IWP_CODE_SEPARATOR) split = i + 1;
+        const int most = p.n;
+        for (int i = 0; i < 12; i++) {
+            const int what = below(6);
+            if (what == 0) p.id[split + below(p.n - split)] = below(V);
+            if (what == 1) p.n = split + 1 + below(most - split); /* another length */
+            if (what == 2) p.visual[below(p.n_visual * D)] += 1;
+            struct iwp_params some = method("iwp", 0.2 + 0.1 * below(5), layer);
+            const struct iwp_params *pp = below(2) ? &some : NULL;
+            CHECK_INT(iwp_session_keep_marks(s, &layer, below(4) > 0, &err), 0);
+            CHECK_MSG(iwp_session_begin(s, &p, pp, &err) == 0, "%s", err.msg);
+            if (below(4) == 0) { /* given up */
+                for (int k = below(4); k > 0; k--) CHECK(iwp_session_step(s, &err) >= 0);
+                continue;
+            }
+            finish(s);
+            const int reused = iwp_session_stats(s).n_reused;
+            whole += reused == p.n;
+            upper += !pp && reused >= split && split > 0;
+            iwp_session *f = open_session(e, chunk, IWP_KV_F32);
+            f->sp.split_media = true;
+            run(f, &p, pp);
+            check_same(iwp_session_logits(s), iwp_session_logits(f), "any order");
+            CHECK_INT(iwp_session_feed(s, 3, &err), 0);
+            CHECK_INT(iwp_session_feed(f, 3, &err), 0);
+            check_same(iwp_session_logits(s), iwp_session_logits(f), "fed in any order");
+            iwp_session_free(f);
+        }
+        iwp_session_free(s);
+        iwp_prompt_free(&p);
+    }
+    CHECK_MSG(whole > 5 && upper > 5, "reused: %d whole prompts, %d up to the question", whole,
+              upper);
+    iwp_engine_close(e);
+}
+
 /* --reselect off: the next turn goes on with the cache as it is. */
 TEST(continued) {
     make_model("qwen2");
@@ -785,6 +836,7 @@ int main(void) {
     test_same_bits();
     test_marks();
     test_reuse();
+    test_reuse_any_order();
     test_continued();
     test_cache_types();
     test_methods();
