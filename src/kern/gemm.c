@@ -1,0 +1,63 @@
+/* Picks the path once and says how much scratch the operations take; see gemm.h. */
+#include "kern/gemm.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "kern/cpu.h"
+#include "kern/gemm_sizes.h"
+
+enum { N_PATH = 4 };
+static struct iwp_gemm tables[N_PATH];
+static bool have[N_PATH], allowed[N_PATH];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void init(void) {
+    have[0] = allowed[0] = true;
+    iwp_gemm_init_c(&tables[0]);
+#if defined(__x86_64__)
+    const unsigned all = iwp_cpu_features_all(), now = iwp_cpu_features();
+    const unsigned amx = IWP_CPU_AMX_BF16 | IWP_CPU_BF16,
+                   need[N_PATH] = {0, IWP_CPU_AVX2, IWP_CPU_AVX512, amx};
+    iwp_gemm_init_avx2(&tables[1]);
+    iwp_gemm_init_avx512(&tables[2]);
+    iwp_gemm_init_amx(&tables[3]);
+    for (int i = 1; i < N_PATH; i++) {
+        have[i] = tables[i].name && (all & need[i]) == need[i];
+        allowed[i] = have[i] && (now & need[i]) == need[i];
+    }
+#endif
+}
+
+const struct iwp_gemm *iwp_gemm_get(void) {
+    pthread_once(&once, init);
+    for (int i = N_PATH - 1; i > 0; i--)
+        if (allowed[i]) return &tables[i];
+    return NULL;
+}
+
+const struct iwp_gemm *iwp_gemm_path(const char *name) {
+    pthread_once(&once, init);
+    for (int i = 0; i < N_PATH; i++)
+        if (have[i] && strcmp(tables[i].name, name) == 0) return &tables[i];
+    return NULL;
+}
+
+size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n) {
+    return iwp_gemm_size((size_t)n, (size_t)op->mat[0].k) * sizeof(uint16_t);
+}
+
+size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n) {
+    return (iwp_gemm_size((size_t)n, (size_t)op->up.k) +
+            iwp_gemm_size((size_t)n, (size_t)op->up.m)) *
+           sizeof(uint16_t);
+}
+
+size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d) {
+    const size_t wide = iwp_gemm_up((size_t)d);
+    return 2 * iwp_gemm_size((size_t)n_k, wide) * sizeof(uint16_t) +      /* k and v */
+           IWP_GEMM_QUERIES * wide * (sizeof(uint16_t) + sizeof(float)) + /* queries and results */
+           3 * IWP_GEMM_QUERIES * sizeof(float) +                    /* maxima, sums, factors */
+           IWP_GEMM_KEYS * 32 * (sizeof(float) + sizeof(uint16_t)) + /* scores, weights */
+           32 * wide * sizeof(float) + 64;                           /* rotated rows */
+}

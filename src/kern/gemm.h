@@ -1,0 +1,105 @@
+/* Matrix products of the vision towers on packed bf16 operands, sums in f32: what a transformer block
+ * needs, each as one call per block of rows, so that everything between the products stays in the cache.
+ *
+ * Operands are cut into blocks of 32 × 32 and stored block by block, along k first, zero-padded:
+ *     rows     [n/32][k/32][2][16][32]        half, row, k        (iwp_gemm_size values)
+ *     columns  [m/32][k/32][2][16][16][2]     half, k/2, column, k%2
+ * the layouts of AMX's two operands, which the vector paths read as well.  A product of 32 rows and 32
+ * columns is `tile`; all else is built on it and compiled once per instruction set (gemm_body.h).
+ *
+ * Rounding to bf16 costs each factor at most 2^-9; sums are exact to f32.  Results differ between
+ * paths by the order of summation only. */
+#ifndef IWP_KERN_GEMM_H
+#define IWP_KERN_GEMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { IWP_GEMM_SIDE = 32 };
+enum iwp_gemm_act {
+    IWP_GEMM_GELU_TANH,
+    IWP_GEMM_GELU_QUICK,
+    IWP_GEMM_GELU_ERF,
+    IWP_GEMM_SILU,
+    IWP_GEMM_NONE
+};
+
+/* Layer norm, or RMS norm, of the rows before a product; w NULL: none. */
+struct iwp_gemm_norm {
+    const float *w, *b; /* [k]; b may be NULL */
+    float eps;
+    bool rms;
+};
+
+struct iwp_gemm_mat {
+    const uint16_t *w; /* columns [m][k]; NULL: absent */
+    const float *bias; /* [m] or NULL */
+    int32_t k, m;
+};
+
+/* y = act(norm(x) · W + bias) + res for up to three matrices whose results stand side by side. */
+struct iwp_gemm_linear {
+    const float *x, *res; /* [n][x_stride]; res [n][y_stride] or NULL */
+    int64_t x_stride, y_stride;
+    struct iwp_gemm_norm norm;
+    struct iwp_gemm_mat mat[3];
+    int32_t n_mat;
+    enum iwp_gemm_act act;
+    float *y;
+};
+
+/* y = x + (act(norm(x) · gate) * (norm(x) · up)) · down; without a gate act(norm(x) · up). */
+struct iwp_gemm_mlp {
+    const float *x;
+    int64_t stride; /* of x and y */
+    struct iwp_gemm_norm norm;
+    struct iwp_gemm_mat gate, up, down;
+    enum iwp_gemm_act act;
+    float *y;
+};
+
+/* out = softmax(scale q · k) · v over all n_k rows, for one head. */
+struct iwp_gemm_attend {
+    const float *q, *k, *v; /* rows [stride], d values each */
+    int64_t stride, out_stride;
+    const float *rope_q,
+        *rope_k; /* rows [rope_stride]: d/2 cosines, d/2 sines; NULL: no rotation */
+    int64_t rope_stride;
+    int32_t n_q, n_k, d;
+    float scale;
+    float *out;
+};
+
+struct iwp_gemm {
+    const char *name;
+    /* c [32][32] = (or +=, when add) rows block · columns block over n_k32 blocks of k.  `next`: what
+     * will be read soon, or NULL; 256 bytes per block of k are fetched. */
+    void (*tile)(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
+                 const void *next);
+    /* 32 columns (n ≤ 32 given as rows of w) into one panel. */
+    void (*pack_cols)(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k);
+    /* Rows [first, first + n) of the operation; scratch from iwp_gemm_*_scratch, 64-byte aligned. */
+    void (*linear)(const struct iwp_gemm_linear *op, int32_t first, int32_t n, void *scratch);
+    void (*mlp)(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch);
+    void (*attend)(const struct iwp_gemm_attend *op, void *scratch);
+};
+
+/* The best path of this CPU (IWP_CPU masks), NULL when it has none but plain C. */
+const struct iwp_gemm *iwp_gemm_get(void);
+/* "c", "avx2", "avx512" or "amx"; NULL when this CPU or build lacks it. */
+const struct iwp_gemm *iwp_gemm_path(const char *name);
+
+static inline size_t iwp_gemm_up(size_t n) { return (n + 31) & ~(size_t)31; }
+/* bf16 values of n rows (or columns) of k. */
+static inline size_t iwp_gemm_size(size_t n, size_t k) { return iwp_gemm_up(n) * iwp_gemm_up(k); }
+size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n); /* bytes */
+size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n);
+size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d);
+
+void iwp_gemm_init_c(struct iwp_gemm *g);
+void iwp_gemm_init_avx2(struct iwp_gemm *g);
+void iwp_gemm_init_avx512(struct iwp_gemm *g);
+void iwp_gemm_init_amx(struct iwp_gemm *g);
+
+#endif

@@ -1,0 +1,78 @@
+/* AMX: 2 × 2 tiles of sums, two of rows, two of columns; see gemm.h.
+ *
+ * Tile configurations belong to threads.  ggml sets its own once per thread and relies on it, so every
+ * call here puts back what it found. */
+#if defined(__x86_64__)
+#include "kern/gemm_body.h"
+
+struct config {
+    uint8_t palette, start, zero[14];
+    uint16_t colsb[16];
+    uint8_t rows[16];
+};
+static const struct config whole = {.palette = 1,
+                                    .colsb = {64, 64, 64, 64, 64, 64, 64, 64},
+                                    .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
+                 const void *next) {
+    if (add) {
+        _tile_loadd(0, c, 128);
+        _tile_loadd(1, c + 16, 128);
+        _tile_loadd(2, c + 512, 128);
+        _tile_loadd(3, c + 528, 128);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    const char *ahead = next ? next : (const char *)b; /* what is there already costs little */
+    const size_t step = next ? 256 : 0;
+    for (int32_t k = 0; k < n_k32; k++, a += BLOCK, b += BLOCK, ahead += step) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        _mm_prefetch(ahead + 64, _MM_HINT_T1);
+        _tile_loadd(7, b + 512, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _mm_prefetch(ahead + 128, _MM_HINT_T1);
+        _mm_prefetch(ahead + 192, _MM_HINT_T1);
+        _tile_loadd(5, a + 512, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, 128);
+    _tile_stored(1, c + 16, 128);
+    _tile_stored(2, c + 512, 128);
+    _tile_stored(3, c + 528, 128);
+}
+
+#define WITH_TILES(CALL)                                                                           \
+    struct config before;                                                                          \
+    _tile_storeconfig(&before);                                                                    \
+    _tile_loadconfig(&whole);                                                                      \
+    CALL;                                                                                          \
+    _tile_loadconfig(&before)
+
+static void tile_once(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
+                      const void *next) {
+    WITH_TILES(tile(c, a, b, n_k32, add, next));
+}
+static void linear(const struct iwp_gemm_linear *op, int32_t first, int32_t n, void *scratch) {
+    WITH_TILES(linear_tiles(op, first, n, scratch));
+}
+static void mlp(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch) {
+    WITH_TILES(mlp_tiles(op, first, n, scratch));
+}
+static void attend(const struct iwp_gemm_attend *op, void *scratch) {
+    WITH_TILES(attend_tiles(op, scratch));
+}
+
+void iwp_gemm_init_amx(struct iwp_gemm *g) {
+    *g = (struct iwp_gemm){"amx", tile_once, pack_cols, linear, mlp, attend};
+}
+#else
+typedef int iwp_gemm_amx_empty;
+#endif

@@ -1,0 +1,466 @@
+/* Everything of gemm.h but the 32 × 32 product itself, written on 16-lane vectors; each gemm_<path>.c
+ * defines tile() and compiles this for its instruction set.  Nothing here decides a keep-list, so
+ * multiply-adds may be contracted (cmake/kern.cmake). */
+#include <math.h>
+#include <string.h>
+
+#include "kern/gemm.h"
+#include "kern/gemm_sizes.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+enum { BLOCK = 32 * 32 }; /* values of a packed block */
+
+static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
+                 const void *next);
+
+static inline vf load(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void save(float *p, vf v) { memcpy(p, &v, sizeof v); }
+static inline vf all(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static inline vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+static inline vf larger(vf a, vf b) { return pick(a > b, a, b); }
+static inline vf smaller(vf a, vf b) { return pick(a < b, a, b); }
+
+static inline float sum(vf v) {
+    float s[16];
+    memcpy(s, &v, sizeof s);
+    for (int w = 8; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) s[i] += s[i + w];
+    return s[0];
+}
+
+/* To nearest, ties to even; in the upper halves. */
+static inline vu round_bf16(vf v) {
+    vu u = (vu)v;
+    return u + 0x7fff + ((u >> 16) & 1);
+}
+static inline void save_bf16(uint16_t *p, vf v) {
+    vh h = __builtin_convertvector(round_bf16(v) >> 16, vh);
+    memcpy(p, &h, sizeof h);
+}
+
+/* 1 / x to about 2^-22, x > 0. */
+static inline vf inverse(vf x) {
+#if defined(__AVX512F__)
+    vf r = (vf)_mm512_rcp14_ps((__m512)x);
+    return r * (all(2.0f) - x * r);
+#else
+    vf r = (vf)(0x7ef311c7 - (vi)x);
+    r = r * (all(2.0f) - x * r);
+    r = r * (all(2.0f) - x * r);
+    return r * (all(2.0f) - x * r);
+#endif
+}
+
+/* 2^x to 4e-6, for x in [-126, 126]; below it is that of -126. */
+static inline vf power2(vf x) {
+    const vf magic = all(12582912.0f);
+    x = smaller(larger(x, all(-126.0f)), all(126.0f));
+    vf t = x + magic;
+    vf f = x - (t - magic);
+    vf p = f * all(0.00961813f) + all(0.0555041f);
+    p = p * f + all(0.24022651f);
+    p = p * f + all(0.69314718f);
+    p = p * f + all(1.0f);
+    return (vf)((vi)p + ((vi)t << 23));
+}
+
+static inline vf sigmoid_times(vf x, vf z) {
+    return x * inverse(all(1.0f) + power2(z * all(-1.44269504f)));
+}
+
+/* erf by Abramowitz and Stegun 7.1.26, within 2e-6 here. */
+static inline vf gelu_erf(vf x) {
+    vf z = x * all(0.70710678f);
+    vf a = (vf)((vi)z & 0x7fffffff);
+    vf t = inverse(all(1.0f) + all(0.3275911f) * a);
+    vf p = t * all(1.061405429f) + all(-1.453152027f);
+    p = p * t + all(1.421413741f);
+    p = p * t + all(-0.284496736f);
+    p = p * t + all(0.254829592f);
+    vf e = all(1.0f) - p * t * power2(a * a * all(-1.44269504f));
+    e = (vf)((vi)e | ((vi)z & (int32_t)0x80000000));
+    return all(0.5f) * x * (all(1.0f) + e);
+}
+
+static inline vf activate(vf x, enum iwp_gemm_act act) {
+    switch (act) {
+    case IWP_GEMM_GELU_TANH:
+        return sigmoid_times(x, all(1.5957691216f) * (x + all(0.044715f) * x * x * x));
+    case IWP_GEMM_GELU_QUICK: return sigmoid_times(x, all(1.702f) * x);
+    case IWP_GEMM_GELU_ERF: return gelu_erf(x);
+    case IWP_GEMM_SILU: return sigmoid_times(x, x);
+    case IWP_GEMM_NONE: break;
+    }
+    return x;
+}
+
+/* ---- packing --------------------------------------------------------------------------------- */
+
+/* 32 values, n of them given. */
+static inline void load_tail(float out[32], const float *p, int32_t n) {
+    memset(out, 0, 32 * sizeof *out);
+    memcpy(out, p, (size_t)n * sizeof *out);
+}
+
+struct row_scale {
+    float mean, factor;
+};
+
+static struct row_scale measure(const float *x, int32_t k, const struct iwp_gemm_norm *norm) {
+    vf s = all(0);
+    float mean = 0, var = 0;
+    int32_t i = 0;
+    if (!norm->rms) {
+        for (; i + 16 <= k; i += 16) s += load(x + i);
+        mean = sum(s);
+        for (; i < k; i++) mean += x[i];
+        mean /= (float)k;
+    }
+    s = all(0);
+    for (i = 0; i + 16 <= k; i += 16) {
+        vf v = load(x + i) - all(mean);
+        s += v * v;
+    }
+    var = sum(s);
+    for (; i < k; i++) var += (x[i] - mean) * (x[i] - mean);
+    return (struct row_scale){mean, 1.0f / sqrtf(var / (float)k + norm->eps)};
+}
+
+/* One row of k values into a rows block, normed on the way when norm has weights. */
+static void pack_row(uint16_t *to, const float *x, int32_t k, const struct iwp_gemm_norm *norm) {
+    struct row_scale r = {0, 1};
+    if (norm && norm->w) r = measure(x, k, norm);
+    for (int32_t i = 0; i < k; i += 32, to += BLOCK) {
+        const int32_t n = k - i < 32 ? k - i : 32;
+        float tx[32], tw[32], tb[32];
+        const float *px = x + i, *pw = NULL, *pb = NULL;
+        if (norm && norm->w) pw = norm->w + i;
+        if (pw && norm->b) pb = norm->b + i;
+        if (n < 32) {
+            load_tail(tx, px, n);
+            px = tx;
+            if (pw) load_tail(tw, pw, n), pw = tw;
+            if (pb) load_tail(tb, pb, n), pb = tb;
+        }
+        for (int h = 0; h < 32; h += 16) {
+            vf v = load(px + h);
+            if (pw) v = (v - all(r.mean)) * all(r.factor) * load(pw + h);
+            if (pb) v += load(pb + h);
+            save_bf16(to + h, v);
+        }
+    }
+}
+
+/* Rows [0, n) at x, zeros up to a multiple of 32. */
+static void pack_rows(uint16_t *to, const float *x, int64_t stride, int32_t n, int32_t k,
+                      const struct iwp_gemm_norm *norm) {
+    const size_t kt = iwp_gemm_up((size_t)k) / 32;
+    for (int32_t i = 0; i < (int32_t)iwp_gemm_up((size_t)n); i++) {
+        uint16_t *at = to + (size_t)(i / 32) * kt * BLOCK + (size_t)(i % 32) * 32;
+        if (i < n)
+            pack_row(at, x + i * stride, k, norm);
+        else
+            for (size_t t = 0; t < kt; t++) memset(at + t * BLOCK, 0, 64);
+    }
+}
+
+static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k) {
+    for (int32_t i = 0; i < k; i += 32, panel += BLOCK) {
+        uint32_t pair[32][16]; /* two neighbours of k in one number */
+        const int32_t len = k - i < 32 ? k - i : 32;
+        memset(pair, 0, sizeof pair);
+        for (int32_t j = 0; j < n; j++) {
+            float t[32];
+            const float *p = w + j * stride + i;
+            if (len < 32) load_tail(t, p, len), p = t;
+            save_bf16((uint16_t *)pair[j], load(p));
+            save_bf16((uint16_t *)pair[j] + 16, load(p + 16));
+        }
+        for (int h = 0; h < 2; h++)
+            for (int t = 0; t < 16; t++) {
+                uint32_t row[16];
+                for (int j = 0; j < 16; j++) row[j] = pair[h * 16 + j][t];
+                memcpy(panel + h * 512 + t * 32, row, sizeof row);
+            }
+    }
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+static inline void bias_of(float out[32], const struct iwp_gemm_mat *m, int32_t col) {
+    const int32_t n = m->m - col < 32 ? m->m - col : 32;
+    if (m->bias)
+        load_tail(out, m->bias + col, n);
+    else
+        memset(out, 0, 32 * sizeof *out);
+}
+
+/* A finished 32 × 32 product to y, n_row and n_col of it. */
+static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32_t n_col,
+                  const float *bias, const float *res, enum iwp_gemm_act act) {
+    for (int32_t r = 0; r < n_row; r++) {
+        for (int32_t h = 0; h < 32 && h < n_col; h += 16) {
+            vf v = activate(load(c + r * 32 + h) + load(bias + h), act);
+            float *to = y + r * stride + h;
+            if (n_col - h >= 16) {
+                if (res) v += load(res + r * stride + h);
+                save(to, v);
+                continue;
+            }
+            float t[16];
+            save(t, v);
+            for (int32_t i = 0; i < n_col - h; i++)
+                to[i] = t[i] + (res ? res[r * stride + h + i] : 0);
+        }
+    }
+}
+
+static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n, float *y,
+                     int64_t stride, const float *res, enum iwp_gemm_act act) {
+    const int32_t kt = (int32_t)(iwp_gemm_up((size_t)m->k) / 32), last = (m->m - 1) / 32;
+    _Alignas(64) float c[BLOCK], bias[32];
+    for (int32_t p = 0; p <= last; p++) {
+        const uint16_t *w = m->w + (size_t)p * (size_t)kt * BLOCK;
+        const char *next = p < last ? (const char *)(w + (size_t)kt * BLOCK) : NULL;
+        const int32_t cols = m->m - p * 32 < 32 ? m->m - p * 32 : 32;
+        bias_of(bias, m, p * 32);
+        for (int32_t r = 0; r < n; r += 32) {
+            tile(c, a + (size_t)(r / 32) * (size_t)kt * BLOCK, w, kt, false, next);
+            if (next) next += (size_t)kt * 256;
+            store(y + r * stride + p * 32, stride, c, n - r < 32 ? n - r : 32, cols, bias,
+                  res ? res + r * stride + p * 32 : NULL, act);
+        }
+    }
+}
+
+static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_t n,
+                         void *scratch) {
+    uint16_t *a = scratch;
+    pack_rows(a, op->x + first * op->x_stride, op->x_stride, n, op->mat[0].k, &op->norm);
+    int64_t at = first * op->y_stride;
+    for (int32_t i = 0; i < op->n_mat; i++) {
+        multiply(&op->mat[i], a, n, op->y + at, op->y_stride, op->res ? op->res + at : NULL,
+                 op->act);
+        at += op->mat[i].m;
+    }
+}
+
+/* act(gate) * up as the next product's rows; columns beyond m come out as zero (no bias there). */
+static void store_rows(uint16_t *to, const float *up, const float *gate, const float *bias_up,
+                       const float *bias_gate, enum iwp_gemm_act act) {
+    for (int32_t i = 0; i < BLOCK; i += 16) {
+        vf u = load(up + i) + load(bias_up + i % 32), v;
+        if (gate)
+            v = activate(load(gate + i) + load(bias_gate + i % 32), act) * u;
+        else
+            v = activate(u, act);
+        save_bf16(to + i, v);
+    }
+}
+
+static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch) {
+    const struct iwp_gemm_mat *up = &op->up, *gate = op->gate.w ? &op->gate : NULL;
+    const int32_t kt = (int32_t)(iwp_gemm_up((size_t)up->k) / 32);
+    const int32_t ht = (int32_t)(iwp_gemm_up((size_t)up->m) / 32);
+    uint16_t *a = scratch, *h = a + iwp_gemm_size((size_t)n, (size_t)up->k);
+    _Alignas(64) float c[BLOCK], g[BLOCK], bias[32], bias_gate[32];
+    const float *x = op->x + first * op->stride;
+    pack_rows(a, x, op->stride, n, up->k, &op->norm);
+    for (int32_t p = 0; p < ht; p++) {
+        const size_t at = (size_t)p * (size_t)kt * BLOCK;
+        const bool more = p + 1 < ht;
+        size_t ahead = at + (size_t)kt * BLOCK;
+        bias_of(bias, up, p * 32);
+        if (gate) bias_of(bias_gate, gate, p * 32);
+        for (int32_t r = 0; r < n; r += 32) {
+            const uint16_t *rows = a + (size_t)(r / 32) * (size_t)kt * BLOCK;
+            tile(c, rows, up->w + at, kt, false, more ? up->w + ahead : NULL);
+            if (gate) tile(g, rows, gate->w + at, kt, false, more ? gate->w + ahead : NULL);
+            ahead += (size_t)kt * 128;
+            store_rows(h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK, c, gate ? g : NULL,
+                       bias, bias_gate, op->act);
+        }
+    }
+    multiply(&op->down, h, n, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+/* Scores are computed transposed, keys by queries: k is then a rows operand as it lies, the softmax runs
+ * along lanes without any sum across them, and two rows of weights, interleaved, are a columns operand. */
+
+/* Rotates the pairs (i, i + d/2) of n rows into out [32][d]. */
+static void rotate(float *out, const float *x, int64_t stride, const float *rope,
+                   int64_t rope_stride, int32_t n, int32_t d) {
+    const int32_t half = d / 2;
+    for (int32_t r = 0; r < n; r++) {
+        const float *a = x + r * stride, *c = rope + r * rope_stride, *s = c + half;
+        float *y = out + (size_t)r * (size_t)d;
+        for (int32_t i = 0; i < half; i++) {
+            y[i] = a[i] * c[i] - a[i + half] * s[i];
+            y[i + half] = a[i] * s[i] + a[i + half] * c[i];
+        }
+    }
+}
+
+/* n ≤ 32 rows of v into the blocks of keys [key, key + 32) of its transpose. */
+static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64_t stride,
+                        int32_t n, int32_t d) {
+    for (int32_t i = 0; i < d; i += 32, to += block_stride) {
+        const int32_t len = d - i < 32 ? d - i : 32;
+        uint16_t h[32][32];
+        if (n < 32) memset(h, 0, sizeof h);
+        for (int32_t j = 0; j < n; j++) {
+            float t[32];
+            const float *p = v + j * stride + i;
+            if (len < 32) load_tail(t, p, len), p = t;
+            save_bf16(h[j], load(p));
+            save_bf16(h[j] + 16, load(p + 16));
+        }
+        for (int r = 0; r < 32; r++)
+            for (int j = 0; j < 32; j++) to[r * 32 + j] = h[j][r];
+    }
+}
+
+struct step {
+    float *s;           /* scores [keys][32] */
+    uint16_t *p;        /* weights, columns operand */
+    float *max, *total; /* [32] so far */
+    float *factor;      /* [32] for what was summed before */
+};
+
+/* One step of the running softmax over n keys (padded to n32), for 32 queries. */
+static void soften(const struct step *t, int32_t n, int32_t n32, float scale2) {
+    vf m[2] = {load(t->max), load(t->max + 16)}, old[2] = {m[0], m[1]}, l[2];
+    for (int32_t i = 0; i < n; i++) {
+        m[0] = larger(load(t->s + i * 32), m[0]);
+        m[1] = larger(load(t->s + i * 32 + 16), m[1]);
+    }
+    for (int h = 0; h < 2; h++) {
+        vf f = power2((old[h] - m[h]) * all(scale2));
+        save(t->max + 16 * h, m[h]);
+        save(t->factor + 16 * h, f);
+        l[h] = load(t->total + 16 * h) * f;
+    }
+    for (int32_t i = 0; i < n32; i += 2)
+        for (int h = 0; h < 2; h++) {
+            vf a = power2((load(t->s + i * 32 + 16 * h) - m[h]) * all(scale2));
+            vf b = power2((load(t->s + i * 32 + 32 + 16 * h) - m[h]) * all(scale2));
+            if (i + 1 >= n) b = all(0); /* keys that are not there weigh nothing */
+            if (i >= n) a = all(0);
+            l[h] += a + b;
+            vu w = (round_bf16(b) & 0xffff0000u) | (round_bf16(a) >> 16);
+            memcpy(t->p + (size_t)(i / 32) * BLOCK + h * 512 + i % 32 * 16, &w, sizeof w);
+        }
+    save(t->total, l[0]);
+    save(t->total + 16, l[1]);
+}
+
+struct packed {
+    uint16_t *k, *v, *q, *p;
+    float *o, *s, *max, *total, *factor, *turned;
+    int32_t kt; /* blocks of d */
+    size_t nt;  /* blocks of keys */
+};
+
+static struct packed divide(const struct iwp_gemm_attend *op, void *scratch) {
+    const size_t wide = iwp_gemm_up((size_t)op->d), keys = iwp_gemm_up((size_t)op->n_k);
+    struct packed w = {.kt = (int32_t)(wide / 32), .nt = keys / 32};
+    w.k = scratch;
+    w.v = w.k + keys * wide;
+    w.q = w.v + keys * wide;
+    w.p = w.q + IWP_GEMM_QUERIES * wide;
+    w.o = (float *)(void *)(w.p + IWP_GEMM_KEYS * 32);
+    w.s = w.o + IWP_GEMM_QUERIES * wide;
+    w.max = w.s + IWP_GEMM_KEYS * 32;
+    w.total = w.max + IWP_GEMM_QUERIES;
+    w.factor = w.total + IWP_GEMM_QUERIES;
+    w.turned = w.factor + IWP_GEMM_QUERIES;
+    return w;
+}
+
+static void pack_keys(const struct iwp_gemm_attend *op, const struct packed *w) {
+    for (int32_t i = 0; i < op->n_k; i += 32) {
+        const int32_t n = op->n_k - i < 32 ? op->n_k - i : 32;
+        const float *k = op->k + i * op->stride;
+        int64_t stride = op->stride;
+        if (op->rope_k) {
+            rotate(w->turned, k, stride, op->rope_k + i * op->rope_stride, op->rope_stride, n,
+                   op->d);
+            k = w->turned;
+            stride = op->d;
+        }
+        pack_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, k, stride, n, op->d, NULL);
+        pack_turned(w->v + (size_t)(i / 32) * BLOCK, w->nt * BLOCK, op->v + i * op->stride,
+                    op->stride, n, op->d);
+    }
+}
+
+static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *w, int32_t first,
+                         int32_t n) {
+    for (int32_t i = 0; i < n; i += 32) {
+        const int32_t len = n - i < 32 ? n - i : 32;
+        const float *q = op->q + (first + i) * op->stride;
+        int64_t stride = op->stride;
+        if (op->rope_q) {
+            rotate(w->turned, q, stride, op->rope_q + (first + i) * op->rope_stride,
+                   op->rope_stride, len, op->d);
+            q = w->turned;
+            stride = op->d;
+        }
+        pack_cols(w->q + (size_t)(i / 32) * (size_t)w->kt * BLOCK, q, stride, len, op->d);
+    }
+}
+
+/* 32 queries against the keys [key, key + n). */
+static void attend_step(const struct packed *w, int32_t query, int32_t key, int32_t n,
+                        float scale2) {
+    const int32_t n32 = (int32_t)iwp_gemm_up((size_t)n), kt = w->kt;
+    const struct step t = {w->s, w->p, w->max + query, w->total + query, w->factor + query};
+    const uint16_t *q = w->q + (size_t)(query / 32) * (size_t)kt * BLOCK;
+    for (int32_t i = 0; i < n32; i += 32)
+        tile(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, q, kt, false,
+             NULL);
+    soften(&t, n, n32, scale2);
+    for (int32_t d = 0; d < kt; d++) {
+        float *o = w->o + ((size_t)(query / 32) * (size_t)kt + (size_t)d) * BLOCK;
+        const vf f[2] = {load(t.factor), load(t.factor + 16)};
+        for (int32_t i = 0; key > 0 && i < BLOCK; i += 16) save(o + i, load(o + i) * f[i / 16 % 2]);
+        tile(o, w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK, w->p, n32 / 32, key > 0,
+             NULL);
+    }
+}
+
+static void attend_tiles(const struct iwp_gemm_attend *op, void *scratch) {
+    const struct packed w = divide(op, scratch);
+    const float scale2 = op->scale * 1.44269504f;
+    pack_keys(op, &w);
+    for (int32_t first = 0; first < op->n_q; first += IWP_GEMM_QUERIES) {
+        const int32_t n =
+            op->n_q - first < IWP_GEMM_QUERIES ? op->n_q - first : (int32_t)IWP_GEMM_QUERIES;
+        pack_queries(op, &w, first, n);
+        for (int32_t i = 0; i < IWP_GEMM_QUERIES; i++) w.max[i] = -1e30f, w.total[i] = 0;
+        for (int32_t key = 0; key < op->n_k; key += IWP_GEMM_KEYS)
+            for (int32_t i = 0; i < n; i += 32)
+                attend_step(&w, i, key,
+                            op->n_k - key < IWP_GEMM_KEYS ? op->n_k - key : (int32_t)IWP_GEMM_KEYS,
+                            scale2);
+        for (int32_t i = 0; i < n; i++) {
+            const float *o = w.o + (size_t)(i / 32) * (size_t)w.kt * BLOCK + i % 32;
+            float *y = op->out + (first + i) * op->out_stride;
+            const float part = 1.0f / w.total[i];
+            for (int32_t d = 0; d < op->d; d++) y[d] = o[(size_t)d * 32] * part;
+        }
+    }
+}

@@ -1,0 +1,29 @@
+/* The reference: the 32 × 32 product as it is written down; see gemm.h. */
+#include "kern/gemm_body.h"
+
+static float widen(uint16_t h) {
+    const uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
+                 const void *next) {
+    (void)next;
+    for (int r = 0; r < 32; r++)
+        for (int j = 0; j < 32; j++) {
+            float s = add ? c[r * 32 + j] : 0;
+            for (int32_t k = 0; k < n_k32 * 32; k++) {
+                const size_t block = (size_t)(k / 32) * BLOCK;
+                const int t = k % 32;
+                s += widen(a[block + (size_t)(r * 32 + t)]) *
+                     widen(b[block + (size_t)(j / 16 * 512 + t / 2 * 32 + j % 16 * 2 + t % 2)]);
+            }
+            c[r * 32 + j] = s;
+        }
+}
+
+void iwp_gemm_init_c(struct iwp_gemm *g) {
+    *g = (struct iwp_gemm){"c", tile, pack_cols, linear_tiles, mlp_tiles, attend_tiles};
+}

@@ -1,0 +1,379 @@
+/* Every operation of struct iwp_gemm on every path of this CPU against double arithmetic, for sizes around
+ * the block of 32 and the towers' real widths.
+ *
+ * Bounds.  tile: the operands are bf16 already, so only f32 sums differ: 1e-5 of the sum of |products|.
+ * Everything else rounds factors to bf16 (at most 2^-9 each): the error of a result is below 2^-7 of the
+ * sum of |products|, and over a whole array relative L2 below 0.5 %.
+ * `--bench` prints GFLOP/s of each path instead. */
+#include "test.h"
+
+#include <time.h>
+
+#include "kern/gemm.h"
+
+static const char *const paths[] = {"c", "avx2", "avx512", "amx"};
+static uint64_t seed = 0x77;
+
+static void *room(size_t n) {
+    void *p = NULL;
+    if (posix_memalign(&p, 64, n + 64) != 0) abort();
+    memset(p, 0xa5, n + 64);
+    return p;
+}
+
+static float *normals(size_t n, float scale) {
+    float *x = room(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = scale * test_normal(&seed);
+    return x;
+}
+
+static float wide(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static double relative(const float *got, const double *want, size_t n) {
+    double e = 0, s = 0;
+    for (size_t i = 0; i < n; i++) {
+        e += (got[i] - want[i]) * (got[i] - want[i]);
+        s += want[i] * want[i];
+    }
+    return sqrt(e / (s > 0 ? s : 1));
+}
+
+/* ---- the 32 × 32 product --------------------------------------------------------------------- */
+
+static void check_tile(const struct iwp_gemm *g) {
+    static const int32_t steps[] = {1, 2, 3, 36, 107};
+    for (size_t t = 0; t < sizeof steps / sizeof *steps; t++)
+        for (int add = 0; add < 2; add++) {
+            const size_t n = (size_t)steps[t] * 1024;
+            uint16_t *a = room(2 * n), *b = room(2 * n);
+            float *c = normals(1024, 1), before[1024];
+            memcpy(before, c, sizeof before);
+            for (size_t i = 0; i < n; i++) {
+                float x = test_normal(&seed), y = test_normal(&seed);
+                memcpy(&a[i], (char *)&x + 2, 2);
+                memcpy(&b[i], (char *)&y + 2, 2);
+            }
+            g->tile(c, a, b, steps[t], add, NULL);
+            int bad = 0;
+            for (int r = 0; r < 32; r++)
+                for (int j = 0; j < 32; j++) {
+                    double s = add ? (double)before[r * 32 + j] : 0, m = fabs(s);
+                    for (int32_t k = 0; k < steps[t] * 32; k++) {
+                        size_t block = (size_t)(k / 32) * 1024;
+                        int i = k % 32;
+                        double p = (double)wide(a[block + (size_t)(r * 32 + i)]) *
+                                   (double)wide(b[block + (size_t)(j / 16 * 512 + i / 2 * 32 +
+                                                                   j % 16 * 2 + i % 2)]);
+                        s += p;
+                        m += fabs(p);
+                    }
+                    bad += !(fabs(c[r * 32 + j] - s) <= 1e-5 * m);
+                }
+            CHECK_MSG(bad == 0, "%s tile of %d steps, add %d: %d of 1024 off", g->name, steps[t],
+                      add, bad);
+            free(a);
+            free(b);
+            free(c);
+        }
+}
+
+/* ---- linear and MLP --------------------------------------------------------------------------- */
+
+static uint16_t *pack(const struct iwp_gemm *g, const float *w, int32_t m, int32_t k) {
+    uint16_t *p = room(iwp_gemm_size((size_t)m, (size_t)k) * 2);
+    for (int32_t i = 0; i < m; i += 32)
+        g->pack_cols(p + (size_t)i * iwp_gemm_up((size_t)k), w + (size_t)i * (size_t)k, k,
+                     m - i < 32 ? m - i : 32, k);
+    return p;
+}
+
+static double act(double x, enum iwp_gemm_act a) {
+    switch (a) {
+    case IWP_GEMM_GELU_TANH:
+        return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    case IWP_GEMM_GELU_QUICK: return x / (1 + exp(-1.702 * x));
+    case IWP_GEMM_GELU_ERF: return 0.5 * x * (1 + erf(x * 0.7071067811865476));
+    case IWP_GEMM_SILU: return x / (1 + exp(-x));
+    case IWP_GEMM_NONE: break;
+    }
+    return x;
+}
+
+static void norm_row(double *y, const float *x, int32_t k, const struct iwp_gemm_norm *n) {
+    double mean = 0, var = 0;
+    for (int32_t i = 0; i < k; i++) mean += n->rms ? 0 : x[i];
+    mean /= k;
+    for (int32_t i = 0; i < k; i++) var += (x[i] - mean) * (x[i] - mean);
+    const double f = 1 / sqrt(var / k + (double)n->eps);
+    for (int32_t i = 0; i < k; i++)
+        y[i] = n->w ? (x[i] - mean) * f * (double)n->w[i] + (n->b ? (double)n->b[i] : 0) : x[i];
+}
+
+/* y [m] = x [k] · w + bias; *size = sum of |products| of the worst column. */
+static void multiply(double *y, double *size, const double *x, const float *w, const float *bias,
+                     int32_t k, int32_t m) {
+    *size = 0;
+    for (int32_t j = 0; j < m; j++) {
+        double s = bias ? (double)bias[j] : 0, t = fabs(s);
+        for (int32_t i = 0; i < k; i++) {
+            double p = x[i] * (double)w[(size_t)j * (size_t)k + (size_t)i];
+            s += p;
+            t += fabs(p);
+        }
+        y[j] = s;
+        if (t > *size) *size = t;
+    }
+}
+
+static void check_linear(const struct iwp_gemm *g, int32_t n, int32_t k, int32_t m, int kind) {
+    const bool normed = kind % 3 != 0, two = kind % 2 != 0;
+    float *x = normals((size_t)n * (size_t)k, 1), *w = normals((size_t)m * (size_t)k, 0.1f);
+    float *nw = normals((size_t)k, 1), *nb = normals((size_t)k, 1), *bias = normals((size_t)m, 1);
+    uint16_t *p = pack(g, w, m, k);
+    const int64_t out = two ? 2 * m : m;
+    float *res = normals((size_t)n * (size_t)out, 1), *y = room((size_t)n * (size_t)out * 4);
+    struct iwp_gemm_linear op = {.x = x,
+                                 .res = kind % 4 == 1 ? res : NULL,
+                                 .x_stride = k,
+                                 .y_stride = out,
+                                 .n_mat = two ? 2 : 1,
+                                 .act = (enum iwp_gemm_act)(kind % 5),
+                                 .y = y};
+    if (normed)
+        op.norm = (struct iwp_gemm_norm){nw, kind % 3 == 1 ? nb : NULL, 1e-6f, kind % 3 == 2};
+    op.mat[0] = (struct iwp_gemm_mat){p, bias, k, m};
+    op.mat[1] = (struct iwp_gemm_mat){p, NULL, k, m};
+    void *scratch = room(iwp_gemm_linear_scratch(&op, n));
+    const int32_t cut = n > 40 ? 32 : n; /* a range of rows at a time */
+    g->linear(&op, 0, cut, scratch);
+    if (cut < n) g->linear(&op, cut, n - cut, scratch);
+    double *xr = room((size_t)k * 8), *want = room((size_t)out * 8);
+    int bad = 0;
+    for (int32_t r = 0; r < n; r++) {
+        double size, other = 0;
+        norm_row(xr, x + (size_t)r * (size_t)k, k, &op.norm);
+        multiply(want, &size, xr, w, bias, k, m);
+        if (two) multiply(want + m, &other, xr, w, NULL, k, m);
+        for (int64_t j = 0; j < out; j++) {
+            const size_t at = (size_t)r * (size_t)out + (size_t)j;
+            double s = act(want[j], op.act) + (op.res ? (double)res[at] : 0);
+            bad += !(fabs(y[at] - s) <= 1.2 * 0x1p-7 * fmax(size, other) + 1e-5);
+        }
+    }
+    CHECK_MSG(bad == 0, "%s linear %d x %d x %d kind %d: %d off", g->name, n, k, m, kind, bad);
+    free(x), free(w), free(nw), free(nb), free(bias), free(p), free(res), free(y);
+    free(scratch), free(xr), free(want);
+}
+
+static void check_mlp(const struct iwp_gemm *g, int32_t n, int32_t d, int32_t f, int gated) {
+    const float si = 1 / sqrtf((float)d), so = 1 / sqrtf((float)f);
+    float *x = normals((size_t)n * (size_t)d, 1), *nw = normals((size_t)d, 1);
+    float *up = normals((size_t)f * (size_t)d, si), *gate = normals((size_t)f * (size_t)d, si);
+    float *down = normals((size_t)f * (size_t)d, so), *bias = normals((size_t)f, 0.1f);
+    uint16_t *pu = pack(g, up, f, d), *pg = pack(g, gate, f, d), *pd = pack(g, down, d, f);
+    float *y = room((size_t)n * (size_t)d * 4);
+    struct iwp_gemm_mlp op = {.x = x,
+                              .stride = d,
+                              .norm = {nw, NULL, 1e-6f, gated != 0},
+                              .up = {pu, bias, d, f},
+                              .down = {pd, NULL, f, d},
+                              .act = gated ? IWP_GEMM_SILU : IWP_GEMM_GELU_TANH,
+                              .y = y};
+    if (gated) op.gate = (struct iwp_gemm_mat){pg, bias, d, f};
+    void *scratch = room(iwp_gemm_mlp_scratch(&op, n));
+    g->mlp(&op, 0, n, scratch);
+    double *xr = room((size_t)d * 8), *u = room((size_t)f * 8), *v = room((size_t)f * 8);
+    double *want = room((size_t)n * (size_t)d * 8), size;
+    for (int32_t r = 0; r < n; r++) {
+        double *to = want + (size_t)r * (size_t)d;
+        norm_row(xr, x + (size_t)r * (size_t)d, d, &op.norm);
+        multiply(u, &size, xr, up, bias, d, f);
+        multiply(v, &size, xr, gate, bias, d, f);
+        for (int32_t j = 0; j < f; j++) u[j] = gated ? act(v[j], op.act) * u[j] : act(u[j], op.act);
+        multiply(to, &size, u, down, NULL, f, d);
+        for (int32_t j = 0; j < d; j++) to[j] += (double)x[(size_t)r * (size_t)d + (size_t)j];
+    }
+    const double e = relative(y, want, (size_t)n * (size_t)d);
+    CHECK_MSG(e < 5e-3, "%s mlp %d x %d x %d gate %d: relative L2 %g", g->name, n, d, f, gated, e);
+    free(x), free(nw), free(up), free(gate), free(down), free(bias), free(pu), free(pg), free(pd);
+    free(y), free(scratch), free(xr), free(u), free(v), free(want);
+}
+
+/* ---- attention --------------------------------------------------------------------------------- */
+
+static void turn(double *y, const float *x, const float *rope, int32_t d) {
+    for (int32_t i = 0; i < d / 2; i++) {
+        const double c = rope ? (double)rope[i] : 1, s = rope ? (double)rope[d / 2 + i] : 0;
+        y[i] = x[i] * c - x[i + d / 2] * s;
+        y[i + d / 2] = x[i] * s + x[i + d / 2] * c;
+    }
+}
+
+static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32_t d, int rope,
+                         float size) {
+    const int64_t stride = 3 * d + 4;
+    const int32_t rows = nq > nk ? nq : nk;
+    float *x = normals((size_t)rows * (size_t)stride, size), *angles = room((size_t)(rows * d) * 4);
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t j = 0; j < d / 2; j++) {
+            const double a = i * pow(100, -j * 2.0 / d);
+            angles[i * d + j] = (float)cos(a);
+            angles[i * d + d / 2 + j] = (float)sin(a);
+        }
+    float *y = room((size_t)nq * (size_t)d * 4);
+    const struct iwp_gemm_attend op = {.q = x,
+                                       .k = x + d,
+                                       .v = x + 2 * d,
+                                       .stride = stride,
+                                       .out_stride = d,
+                                       .rope_q = rope ? angles : NULL,
+                                       .rope_k = rope ? angles : NULL,
+                                       .rope_stride = d,
+                                       .n_q = nq,
+                                       .n_k = nk,
+                                       .d = d,
+                                       .scale = 1 / sqrtf((float)d),
+                                       .out = y};
+    void *scratch = room(iwp_gemm_attend_scratch(nk, d));
+    g->attend(&op, scratch);
+    double *want = room((size_t)nq * (size_t)d * 8), *s = room((size_t)nk * 8),
+           *q = room((size_t)d * 8), *k = room((size_t)d * 8);
+    for (int32_t i = 0; i < nq; i++) {
+        double top = -1e300, sum = 0;
+        turn(q, op.q + i * stride, rope ? angles + i * d : NULL, d);
+        for (int32_t j = 0; j < nk; j++) {
+            turn(k, op.k + j * stride, rope ? angles + j * d : NULL, d);
+            s[j] = 0;
+            for (int32_t t = 0; t < d; t++) s[j] += q[t] * k[t] * (double)op.scale;
+            top = fmax(top, s[j]);
+        }
+        double *to = want + (size_t)i * (size_t)d;
+        memset(to, 0, (size_t)d * 8);
+        for (int32_t j = 0; j < nk; j++) sum += s[j] = exp(s[j] - top);
+        for (int32_t j = 0; j < nk; j++)
+            for (int32_t t = 0; t < d; t++) to[t] += s[j] / sum * (double)op.v[j * stride + t];
+    }
+    const double e = relative(y, want, (size_t)nq * (size_t)d);
+    /* Large scores carry their rounding into the exponent, and a mean over many keys of one query is small
+     * beside its terms: wider bounds there. */
+    const double bound = size > 1 || nq == 1 ? 2e-2 : 5e-3;
+    CHECK_MSG(e < bound, "%s attend %d on %d, d %d, rope %d: relative L2 %g", g->name, nq, nk, d,
+              rope, e);
+    free(x), free(angles), free(y), free(scratch), free(want), free(s), free(q), free(k);
+}
+
+static void check_path(const struct iwp_gemm *g) {
+    static const int32_t n[] = {1, 5, 31, 32, 33, 70}, k[] = {2, 31, 32, 40, 129},
+                         m[] = {1, 15, 16, 31, 33, 80};
+    int kind = 0;
+    check_tile(g);
+    for (size_t a = 0; a < 6; a++)
+        for (size_t b = 0; b < 5; b++)
+            for (size_t c = 0; c < 6; c++) check_linear(g, n[a], k[b], m[c], kind++);
+    check_linear(g, 40, 1152, 96, 5);
+    for (int gated = 0; gated < 2; gated++) {
+        check_mlp(g, 3, 24, 40, gated);
+        check_mlp(g, 33, 48, 171, gated);
+        check_mlp(g, 64, 160, 428, gated);
+    }
+    static const int32_t keys[] = {1, 2, 31, 64, 255, 256, 257, 600};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        check_attend(g, 1, keys[i], 8, 0, 1);
+        check_attend(g, 33, keys[i], 80, 1, 1);
+        check_attend(g, keys[i] > 300 ? 290 : keys[i], keys[i], 72, 0, 1);
+    }
+    check_attend(g, 64, 64, 64, 1, 2);
+}
+
+/* ---- timings ------------------------------------------------------------------------------------ */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void bench(const struct iwp_gemm *g) {
+    const int32_t D = 1280, F = 3420, N = 2048;
+    float *x = normals((size_t)(N * D), 1), *y = room((size_t)(N * 3 * D) * 4),
+          *w = normals((size_t)(F * D), 0.02f);
+    uint16_t *p = pack(g, w, F, D), *pd = pack(g, w, D, F);
+    for (int32_t chunk = 64; chunk <= 1024; chunk *= 2) {
+        struct iwp_gemm_mlp op = {.x = x,
+                                  .stride = D,
+                                  .norm = {w, NULL, 1e-6f, true},
+                                  .gate = {p, NULL, D, F},
+                                  .up = {p, NULL, D, F},
+                                  .down = {pd, NULL, F, D},
+                                  .act = IWP_GEMM_SILU,
+                                  .y = y};
+        struct iwp_gemm_linear lin = {.x = x,
+                                      .x_stride = D,
+                                      .y_stride = 3 * D,
+                                      .norm = op.norm,
+                                      .n_mat = 3,
+                                      .act = IWP_GEMM_NONE,
+                                      .y = y};
+        for (int i = 0; i < 3; i++) lin.mat[i] = (struct iwp_gemm_mat){p, NULL, D, D};
+        void *s = room(iwp_gemm_mlp_scratch(&op, chunk));
+        double best[2] = {1e9, 1e9};
+        for (int r = 0; r < 3; r++) {
+            double t0 = now();
+            for (int32_t i = 0; i < N; i += chunk) g->mlp(&op, i, chunk, s);
+            double t1 = now();
+            for (int32_t i = 0; i < N; i += chunk) g->linear(&lin, i, chunk, s);
+            double t2 = now();
+            best[0] = fmin(best[0], t1 - t0);
+            best[1] = fmin(best[1], t2 - t1);
+            if (t2 - t0 > 2) break;
+        }
+        printf("%-7s %4d rows at a time: mlp %7.1f, qkv %7.1f GFLOP/s\n", g->name, chunk,
+               6.0 * N * D * F / best[0] * 1e-9, 6.0 * N * D * D / best[1] * 1e-9);
+        free(s);
+    }
+    static const int32_t keys[] = {64, 729, 2025, 8100};
+    for (int i = 0; i < 4; i++) {
+        const int32_t nk = keys[i], nq = nk > 1024 ? 1024 : nk, d = 80;
+        float *z = normals((size_t)nk * 3 * (size_t)d, 1),
+              *rope = normals((size_t)nk * (size_t)d, 1);
+        struct iwp_gemm_attend op = {.q = z,
+                                     .k = z + d,
+                                     .v = z + 2 * d,
+                                     .stride = 3 * d,
+                                     .out_stride = d,
+                                     .rope_q = rope,
+                                     .rope_k = rope,
+                                     .rope_stride = d,
+                                     .n_q = nq,
+                                     .n_k = nk,
+                                     .d = d,
+                                     .scale = 0.1f,
+                                     .out = y};
+        void *s = room(iwp_gemm_attend_scratch(nk, d));
+        const int rounds = 1 + (1 << 20) / (nq * nk / 8 + 1);
+        double t0 = now();
+        for (int r = 0; r < rounds; r++) g->attend(&op, s);
+        double t1 = now();
+        printf("%-7s attend %d on %d: %.1f GFLOP/s\n", g->name, nq, nk,
+               4.0 * nq * nk * d * rounds / (t1 - t0) * 1e-9);
+        free(z), free(rope), free(s);
+    }
+    free(x), free(y), free(w), free(p), free(pd);
+}
+
+int main(int argc, char **argv) {
+    const bool timing = argc > 1 && strcmp(argv[1], "--bench") == 0;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        const struct iwp_gemm *g = iwp_gemm_path(paths[i]);
+        if (argc > 2 && strcmp(argv[2], paths[i]) != 0) continue;
+        fprintf(stderr, "%s: %s\n", paths[i], g ? "here" : "this CPU lacks it");
+        if (g && timing) bench(g);
+        if (g && !timing) check_path(g);
+    }
+    return timing ? 0 : test_done();
+}
