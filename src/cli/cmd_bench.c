@@ -17,6 +17,7 @@ static const struct {
     {"encode", "pictures through the vision tower, by size", iwp_bench_encode},
     {"prefill", "prompt processing with and without pruning", iwp_bench_prefill},
     {"e2e", "from a picture's file to the first token", iwp_bench_e2e},
+    {"eval", "a grid of iwp eval beside its unavoidable work", iwp_bench_eval},
 #endif
     {NULL, NULL, NULL},
 };

@@ -117,7 +117,7 @@ static int make_row(struct iwp_eval_book *b, int32_t task, int32_t k, const char
                     int32_t n_dir, iwp_err *err) {
     const struct iwp_eval_run *run = &b->run;
     const struct iwp_eval_records *runs[256], *base = NULL;
-    int32_t n_run = 0, total = 0;
+    int32_t n_run = 0, total = 0, missing = 0;
     struct times t;
     memset(&t, 0, sizeof t);
     char path[4096];
@@ -128,7 +128,7 @@ static int make_row(struct iwp_eval_book *b, int32_t task, int32_t k, const char
         if (!iwp_eval_config_same_row(&run->config[i], &run->config[k]) || n_run == 256) continue;
         if (r->n) runs[n_run++] = r;
         total += r->n;
-        b->missing += run->task[task].n - r->n;
+        missing += run->task[task].n - r->n;
         for (int32_t d = 0; d < n_dir && rc >= 0; d++) {
             rc = iwp_eval_lines_path(path, sizeof path, dirs[d], run->config[i].dir, "timings",
                                      run->task[task].task->name, err);
@@ -140,7 +140,8 @@ static int make_row(struct iwp_eval_book *b, int32_t task, int32_t k, const char
     row->task = task;
     row->config = &run->config[k];
     finish_times(&t, &row->t);
-    if (rc < 0 || total == 0) return rc;
+    if (rc < 0 || total == 0) return rc; /* refused, or not begun */
+    b->missing += missing;
     if (is_none(row->config)) base = NULL;
     IWP_TRY(iwp_stats_summary(run->task[task].task, runs, n_run, base && base->n ? base : NULL,
                               &row->s, err));

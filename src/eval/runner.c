@@ -39,6 +39,8 @@ struct grid {
     float *logits; /* [n_vocab] */
     struct iwp_progress progress;
     int64_t at, total, computed;
+    bool first;      /* at the first question of the run */
+    iwp_err *refuse; /* [n_config] why it cannot do that one; code 0: it can */
 };
 
 /* One question under one family. */
@@ -252,6 +254,14 @@ static int prepare(struct grid *g, struct family *f, struct descent *d, iwp_err 
     return plan_marks(g, d, err);
 }
 
+/* A method the model cannot run, or a budget out of reach, shows at the first question: there a
+ * failure waits for the others (see end_first). */
+static bool waits(struct grid *g, int32_t config, const iwp_err *why) {
+    if (!g->first) return false;
+    g->refuse[config] = *why;
+    return true;
+}
+
 static int run_family(struct grid *g, struct family *f, struct iwp_eval_set *set, int32_t at,
                       iwp_err *err) {
     struct descent d = {.f = f, .set = set, .at = at};
@@ -272,7 +282,7 @@ static int run_family(struct grid *g, struct family *f, struct iwp_eval_set *set
         if (fatal(failed)) {
             if (err) *err = why;
             rc = failed;
-        } else {
+        } else if (failed >= 0 || !waits(g, k, &why)) {
             rc = iwp_eval_answer_write(&a, &set->at[at], g->j->dir, g->j->run->config[k].dir,
                                        set->task->name, failed < 0 ? &why : NULL, err);
         }
@@ -339,6 +349,31 @@ static int open_engine(struct grid *g, iwp_err *err) {
     return 0;
 }
 
+/* After the first question: when some configurations answered it, those that could not are refused
+ * before more work is done; when none did, the question itself is bad and that is recorded. */
+static int end_first(struct grid *g, const struct iwp_eval_set *set, int32_t at, iwp_err *err) {
+    const struct iwp_eval_run *run = g->j->run;
+    int32_t bad = -1, good = 0;
+    for (int32_t i = 0; i < run->n_config; i++)
+        if (g->refuse[i].code == 0)
+            good++;
+        else if (bad < 0)
+            bad = i;
+    g->first = false;
+    if (bad >= 0 && good > 0 && !g->j->allow_failures)
+        return iwp_err_set(err, IWP_EINVAL,
+                           "%s cannot answer the first question: %.300s; leave it out or give "
+                           "--allow-failures",
+                           run->config[bad].dir, g->refuse[bad].msg);
+    for (int32_t i = 0; i < run->n_config; i++) {
+        const struct iwp_eval_answer none = {0};
+        if (g->refuse[i].code)
+            IWP_TRY(iwp_eval_answer_write(&none, &set->at[at], g->j->dir, run->config[i].dir,
+                                          set->task->name, &g->refuse[i], err));
+    }
+    return 0;
+}
+
 /* Questions about the same picture one after another. */
 static int32_t *make_order(const struct iwp_eval_set *set) {
     int32_t *order = malloc(((size_t)set->n + 1) * sizeof *order), n = 0;
@@ -376,7 +411,7 @@ static int run_set(struct grid *g, struct iwp_eval_set *set, iwp_err *err) {
     int32_t *order = make_order(set);
     IWP_REQUIRE(order, err, IWP_ENOMEM, "out of memory");
     int rc = 0;
-    for (int32_t i = 0; i < set->n && rc >= 0; i++)
+    for (int32_t i = 0; i < set->n && rc >= 0; i++) {
         for (int32_t f = 0; f < g->n_family && rc >= 0; f++) {
             bool pending = false;
             for (int32_t k = 0; k < g->family[f].n; k++) {
@@ -389,6 +424,8 @@ static int run_set(struct grid *g, struct iwp_eval_set *set, iwp_err *err) {
             rc = open_engine(g, err);
             if (rc >= 0) rc = run_family(g, &g->family[f], set, order[i], err);
         }
+        if (rc >= 0 && g->first) rc = end_first(g, set, order[i], err);
+    }
     free(order);
     return rc;
 }
@@ -401,6 +438,9 @@ int iwp_eval_run_grid(struct iwp_eval_job *j, iwp_err *err) {
     memset(&j->work, 0, sizeof j->work);
     const double t0 = iwp_clock_ms();
     int rc = make_families(&g, err);
+    g.first = true;
+    g.refuse = calloc((size_t)j->run->n_config + 1, sizeof *g.refuse);
+    if (rc >= 0 && !g.refuse) rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
     for (int32_t i = 0; i < j->run->n_config && rc >= 0; i++) {
         snprintf(path, sizeof path, "%s/%s", j->dir, j->run->config[i].dir);
         rc = make_dir(path, err);
@@ -417,6 +457,7 @@ int iwp_eval_run_grid(struct iwp_eval_job *j, iwp_err *err) {
         free(g.family[i].media_ms);
     }
     free(g.family);
+    free(g.refuse);
     free(g.done);
     free(g.logits);
     iwp_session_free(g.early);

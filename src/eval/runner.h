@@ -27,6 +27,7 @@ struct iwp_eval_job {
     struct iwp_prompt_request media; /* frames, fps, token limits */
     bool raw;                        /* --chat-template none */
     bool exact_times;                /* no shared prefixes: each prefill is measured whole */
+    bool allow_failures;             /* a configuration that fails at once does not end the run */
     const char *system;              /* or NULL */
     struct iwp_eval_work work;       /* filled by the run */
 };

@@ -1,4 +1,5 @@
 """iwp eval and iwp report from outside, on the golden checkpoint: resume after kill -9, shards, bad input."""
+import base64
 import json
 import os
 import random
@@ -71,9 +72,16 @@ try:
     # answers of a grid with shared prefixes are those of one configuration alone: cuts before the decoder, at
     # several layers, in several steps, that read the layer before, that fail at one budget, and resized pictures
     methods = "none,iwp,fastv,dart,vatp,v2drop,pyramiddrop,divprune,visionzip,random,uniform,resize"
-    run(*[a if a != "none,iwp,random" else methods for a in grid("many", "--seeds", "1")])
+    def several(out, names, *more):
+        return [a if a != "none,iwp,random" else names for a in grid(out, "--seeds", "1", *more)]
+
+    # a budget out of reach is refused at the first question, with nothing written for it
+    run(*several("many", methods), code=1, text="resize-0.5 cannot answer the first question")
+    check(not os.path.exists(os.path.join(t, "many", "resize-0.5", "samples_toy.jsonl")), "refused, but written")
+    check(len(read(t, "many", "iwp-0.5", "samples_toy.jsonl").split(b"\n")) == 2, "one answer before the refusal")
+    run(*several("many", methods, "--allow-failures"))
     for m in methods.split(","):
-        run(*[a if a != "none,iwp,random" else m for a in grid("alone", "--seeds", "1", "--exact-times")])
+        run(*several("alone", m, "--exact-times", "--allow-failures"))
     folders = sorted(d for d in os.listdir(os.path.join(t, "many")) if os.path.isdir(os.path.join(t, "many", d)))
     check(len(folders) == 23, "folders: %s" % folders)
     for d in folders:
@@ -81,6 +89,36 @@ try:
             name = "samples_%s.jsonl" % task
             check(read(t, "many", d, name) == read(t, "alone", d, name), "alone equals grid: " + d)
     check(read(t, "many", "results.json") == read(t, "alone", "results.json"), "results of many and alone")
+
+    # the grid runs no row through a layer that it need not
+    cost = json.loads(run("bench", "eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", manifest, "-o", "json",
+                          "--prune", "none,iwp,fastv,dart,pyramiddrop,divprune,visionzip", "--keep", "50%,35%,25%"))
+    check(cost["configurations"] == 19 and cost["questions"] == 5, "bench eval: %s" % cost)
+    check(cost["grid"]["row_layers"] == cost["unavoidable"]["row_layers"] < cost["alone"]["row_layers"] / 1.3,
+          "rows x layers: %s" % cost)
+    check(cost["grid"]["encodes"] == cost["unavoidable"]["encodes"] == 1 and cost["alone"]["encodes"] == 19, "encodes")
+    check(cost["unavoidable"]["total_ms"] > 0 and cost["alone"]["total_ms"] > cost["alone"]["rest_ms"] > 0, "times")
+
+    # options of the engine and of one method; sweeps
+    run("eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", manifest, "--prune", "none,iwp,divprune", "--keep", "0.5",
+        "--opt", "divprune.positions=original", "--sweep", "iwp.positions=original,compact", "--sweep", "layer=1,2",
+        "--sweep", "lambda=1,5", "--out", os.path.join(t, "swept"))
+    folders = sorted(os.listdir(os.path.join(t, "swept")))
+    want = ["iwp-0.5-positions=%s,layer=%d,lambda=%d" % (a, b, c) for a in ("original", "compact") for b in (1, 2) for c in (1, 5)]
+    check(all(w in folders for w in want + ["divprune-0.5-positions=original"]), "sweep: %s" % folders)
+    said = {d: json.loads(read(t, "swept", d, "samples_said.jsonl")) for d in want}
+    a, b = said[want[0]], said[want[4]]
+    check(a["keep_bits"] == b["keep_bits"] and a["score"] != b["score"], "positions change the score, not the choice")
+    runs = json.loads(read(t, "swept", "results.json"))["runs"]
+    check(any(r["options"] == {"positions": "compact", "layer": 2, "lambda": 5} for r in runs), "options in results.json")
+    p = subprocess.run([iwp, "run", "-m", model, "-mm", tower, "-t", "1", "--image", os.path.join(t, "small.png"), "-p",
+                        "Is it 1?", "-n", "2", "--prune", "iwp", "--keep", "0.5", "--prune-layer", "2", "--opt",
+                        "positions=compact,lambda=1", "--json"], capture_output=True, text=True)
+    one = json.loads(p.stdout)
+    line = json.loads(read(t, "swept", "iwp-0.5-positions=compact,layer=2,lambda=1", "samples_toy.jsonl").split(b"\n")[1])
+    check(one["answer"] == line["answer"], "iwp run says the same as the grid")
+    bits = base64.b64decode(line["keep_bits"])
+    check([i for i in range(line["visual"]) if bits[i // 8] >> i % 8 & 1] == one["prune"]["keep_indices"], "keep_bits")
 
     # killed ten times
     rng = random.Random(7)
@@ -118,6 +156,10 @@ try:
     run("eval", "--tasks", manifest, "--out", "x", "--prune", "iwp", code=2, text="--keep is needed")
     run("eval", "--tasks", manifest, "--out", "x", "--prune", "ipw", "--keep", "0.5", code=1, text="did you mean iwp")
     run(*grid("x", "--sweep", "nothing=1,2"), code=2, text="no method of --prune has an option")
+    run(*grid("x", "--opt", "fastv.query=last"), code=2, text="no method of --prune has an option")
+    run(*grid("x", "--opt", "positions=left"), code=2, text="positions is original or compact")
+    run(*grid("x", "--sweep", "layer=1,x"), code=2, text="layer is a number")
+    run(*grid("x", "--sweep", "lambda=1,,2"), code=2, text="empty")
     run("report", t, code=1, text="no run.json")
     run("report", os.path.join(t, "whole"), "--diff", "none,other", code=2, text="no configuration 'other'")
     with open(manifest, "a") as f:
