@@ -111,6 +111,8 @@ struct iwp_prompt_request {
     int32_t frames; /* of a video: at most this many, spread evenly; 0: all of a folder */
     double fps;     /* 0: the model's default */
     int32_t image_min_tokens, image_max_tokens; /* 0: the model's */
+    int32_t
+        image_tiles; /* CLIP towers, a single picture: a thumbnail and this many tiles a side; 0: none */
 
     /* Method `resize`: pictures are shrunk until they cost at most this share of their tokens; 0: off. */
     double resize_keep;

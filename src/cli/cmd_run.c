@@ -87,6 +87,7 @@ int iwp_run_answer(struct iwp_run_job *j, struct iwp_prompt_request *r, bool str
     r->fps = a->fps;
     r->image_min_tokens = j->model.min_tokens;
     r->image_max_tokens = j->model.max_tokens;
+    r->image_tiles = j->model.tiles;
     r->dump = a->dump != NULL;
     r->keep_pixels = a->overlay != NULL || a->prune_dump != NULL;
     r->cancel = interrupted;

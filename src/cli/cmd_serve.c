@@ -91,6 +91,7 @@ static int fill(struct iwp_server_params *p, const struct serve_args *a,
     p->session = iwp_model_args_session(model);
     p->min_tokens = model->min_tokens;
     p->max_tokens = model->max_tokens;
+    p->tiles = model->tiles;
     return 0;
 }
 

@@ -40,6 +40,8 @@ const struct iwp_opt iwp_model_opts[] = {
      "enlarge pictures to at least N visual tokens, where the model can"},
     {"--image-max-tokens", "N", IWP_OPT_INT, AT(max_tokens), 0, 1 << 24, NULL,
      "shrink pictures to at most N visual tokens, where the model can"},
+    {"--image-tiles", "N", IWP_OPT_INT, AT(tiles), 0, 6, NULL,
+     "CLIP towers: a single picture as thumbnail and N x N tiles (2: five times the tokens)"},
     {"--chat-template", "NAME", IWP_OPT_TEXT, AT(chat_template), 0, 0, NULL,
      "chat template (default: the file's own); none takes the prompt verbatim"},
     {"--jinja", NULL, IWP_OPT_FLAG, AT(jinja), 0, 0, NULL, "accepted for llama.cpp's habits"},

@@ -8,7 +8,7 @@
 struct iwp_model_args {
     const char *model, *mmproj, *chat_template, *rpc;
     int32_t threads, threads_batch, n_gpu, ctx, batch, chunk, flash, type_k, type_v, reselect;
-    int32_t min_tokens, max_tokens;
+    int32_t min_tokens, max_tokens, tiles;
     bool jinja, no_offload;
     char *found_model, *found_mmproj; /* the shipped model; freed by _free */
 };

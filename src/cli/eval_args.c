@@ -316,10 +316,10 @@ int iwp_eval_args_job(const struct iwp_eval_args *a, struct iwp_model_args *mode
     IWP_REQUIRE(run->profile, err, IWP_ENOMEM, "out of memory");
     const char *system = a->system ? a->system : "";
     snprintf(run->options, sizeof run->options,
-             "ctx %d chunk %d cache %d/%d flash %d tokens %d-%d frames %d fps %g template %.60s "
-             "layer %d rule %d scope %d separators %d system %016llx",
+             "ctx %d chunk %d cache %d/%d flash %d tokens %d-%d tiles %d frames %d fps %g "
+             "template %.60s layer %d rule %d scope %d separators %d system %016llx",
              model->ctx, model->chunk, model->type_k, model->type_v, model->flash,
-             model->min_tokens, model->max_tokens, a->frames, a->fps,
+             model->min_tokens, model->max_tokens, model->tiles, a->frames, a->fps,
              model->chat_template ? model->chat_template : "-", a->layer, a->rule, a->scope,
              a->keep_separators,
              (unsigned long long)iwp_fnv64(IWP_FNV64_INIT, system, strlen(system)));
@@ -333,6 +333,7 @@ int iwp_eval_args_job(const struct iwp_eval_args *a, struct iwp_model_args *mode
     job->media.fps = a->fps;
     job->media.image_min_tokens = model->min_tokens;
     job->media.image_max_tokens = model->max_tokens;
+    job->media.image_tiles = model->tiles;
     job->raw = iwp_model_args_raw(model);
     job->system = a->system;
     return 0;

@@ -2,6 +2,7 @@
 #include "media/preprocess.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,7 +73,11 @@ struct iwp_pre_params iwp_pre_default_clip(void) {
 static int check_tiles(const struct iwp_pre_params *p, iwp_err *err) {
     IWP_REQUIRE(p->tile >= p->patch && p->tile <= 2048, err, IWP_EINVAL,
                 "vision tile of %d pixels with patches of %d", p->tile, p->patch);
-    if (p->kind != IWP_PRE_LLAVA_OV) return 0;
+    if (p->kind != IWP_PRE_LLAVA_OV) {
+        IWP_REQUIRE(p->tiles >= 0 && p->tiles <= IWP_PRE_MAX_TILES, err, IWP_EINVAL,
+                    "%d tiles a side, at most %d are possible", p->tiles, IWP_PRE_MAX_TILES);
+        return 0;
+    }
     IWP_REQUIRE(p->n_pinpoint > 0 && p->n_pinpoint <= IWP_PRE_MAX_PINPOINT, err, IWP_EINVAL,
                 "%d entries in image_grid_pinpoints, 1 to %d are possible", p->n_pinpoint,
                 IWP_PRE_MAX_PINPOINT);
@@ -125,11 +130,10 @@ int iwp_pre_params_limit_tokens(struct iwp_pre_params *p, int32_t min_tokens, in
                 max_tokens);
     IWP_REQUIRE(!min_tokens || !max_tokens || min_tokens <= max_tokens, err, IWP_EINVAL,
                 "--image-min-tokens %d is above --image-max-tokens %d", min_tokens, max_tokens);
-    if (p->kind == IWP_PRE_LLAVA_OV) {
+    if (p->kind != IWP_PRE_QWEN2_5_VL) {
         if (max_tokens) p->max_tokens = max_tokens;
         return 0;
     }
-    if (p->kind != IWP_PRE_QWEN2_5_VL) return 0;
     int64_t unit = (int64_t)p->patch * p->merge * p->patch * p->merge;
     struct iwp_pre_params q = *p;
     if (min_tokens) {
@@ -151,6 +155,16 @@ int iwp_pre_params_limit_tokens(struct iwp_pre_params *p, int32_t min_tokens, in
         return iwp_err_prefix(err, rc, "--image-min-tokens %d, --image-max-tokens %d", min_tokens,
                               max_tokens);
     *p = q;
+    return 0;
+}
+
+int iwp_pre_params_tiles(struct iwp_pre_params *p, int32_t tiles, iwp_err *err) {
+    IWP_REQUIRE(tiles >= 0 && tiles <= IWP_PRE_MAX_TILES, err, IWP_EINVAL,
+                "--image-tiles %d: 0 to %d are possible", tiles, IWP_PRE_MAX_TILES);
+    IWP_REQUIRE(tiles < 2 || p->kind == IWP_PRE_CLIP, err, IWP_EINVAL,
+                "--image-tiles %d: only for CLIP towers; this model divides pictures its own way",
+                tiles);
+    if (tiles) p->tiles = tiles;
     return 0;
 }
 
@@ -236,8 +250,9 @@ void iwp_pre_row_box(const struct iwp_pre_plan *plan, const struct iwp_pre_row *
     /* One square or grid over a canvas in units of the original: squashed, padded or cropped. */
     double cw = plan->canvas_w, ch = plan->canvas_h;
     double unit[2] = {cw / gc, ch / gr};
-    place(plan, f, unit, plan->rows ? 0 : plan->pad_left, plan->rows ? 0 : plan->pad_top,
-          plan->rows ? cw : plan->resized_w, plan->rows ? ch : plan->resized_h, box);
+    const bool squashed = plan->rows && plan->kind == IWP_PRE_LLAVA_OV;
+    place(plan, f, unit, squashed ? 0 : plan->pad_left, squashed ? 0 : plan->pad_top,
+          squashed ? cw : plan->resized_w, squashed ? ch : plan->resized_h, box);
 }
 
 /* ---- shared steps ------------------------------------------------------------------------ */
@@ -308,7 +323,7 @@ int iwp_pre_fit_tokens(const struct iwp_pre_params *p, int32_t w, int32_t h, int
         if (f.n_token < least.n_token) least = f;
         if (f.n_token <= target && f.n_token > best.n_token) best = f;
     }
-    if (p->kind == IWP_PRE_LLAVA_OV && mode == IWP_PRE_SINGLE) {
+    if (p->kind != IWP_PRE_QWEN2_5_VL && mode == IWP_PRE_SINGLE) {
         IWP_TRY(iwp_pre_plan_make(p, w, h, 1, IWP_PRE_BASE, &plan, err));
         struct iwp_pre_fit f = {w, h, IWP_PRE_BASE, plan.n_token};
         if (f.n_token < least.n_token) least = f;

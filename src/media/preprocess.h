@@ -58,6 +58,7 @@ struct iwp_pre_params {
 
     /* CLIP */
     enum iwp_pre_aspect aspect;
+    int32_t tiles; /* a single picture: the thumbnail, then tiles x tiles parts; 0 or 1: no parts */
 
     /* Qwen2.5-VL */
     int64_t min_pixels, max_pixels;
@@ -80,9 +81,14 @@ int iwp_pre_params_check(const struct iwp_pre_params *p, iwp_err *err);
 /* --image-min-tokens and --image-max-tokens; 0 leaves a bound as it is.
  * Qwen2.5-VL: min/max pixels = tokens x (patch*merge)^2, for pictures and videos.
  * LLaVA-OneVision: the maximum drops tilings of a picture until its count fits, down to the base
- * view alone (side^2 + 1 tokens); the minimum has no meaning and is ignored.  CLIP: both ignored. */
+ * view alone (side^2 + 1 tokens); the minimum has no meaning and is ignored.  CLIP: the maximum
+ * drops parts, the minimum is ignored. */
 int iwp_pre_params_limit_tokens(struct iwp_pre_params *p, int32_t min_tokens, int32_t max_tokens,
                                 iwp_err *err);
+
+/* --image-tiles: 0 leaves it as it is; more than 1 is refused where the tower is not CLIP. */
+enum { IWP_PRE_MAX_TILES = 6 };
+int iwp_pre_params_tiles(struct iwp_pre_params *p, int32_t tiles, iwp_err *err);
 
 struct iwp_pre_plan {
     enum iwp_pre_kind kind;
@@ -95,8 +101,9 @@ struct iwp_pre_plan {
     int32_t resized_w, resized_h;
 
     /* LLaVA-OneVision, CLIP */
-    int32_t n_tile, side; /* features a side of a tile */
-    int32_t rows, cols;   /* tiles of the canvas; 0 without AnyRes.  Tile 0 is the base view */
+    int32_t n_tile, side;       /* features a side of a tile */
+    int32_t rows, cols;         /* tiles of the canvas; 0 without AnyRes.  Tile 0 is the base view.
+                             LLaVA-OneVision squashes it, CLIP makes it as it makes the canvas */
     int32_t canvas_w, canvas_h; /* pixels; AnyRes: cut into tiles, else squashed into one */
     int32_t pad_left, pad_top;  /* of the resized picture on the canvas; negative when cropped */
     int32_t map_x, map_y;       /* first feature of the canvas that survives unpadding */

@@ -1,5 +1,5 @@
-/* CLIP-style towers (LLaVA-1.5 and kin): one square tile a picture, no separators.  Cropped as the
- * library's CLIP processor does, padded with the mean colour before or after resizing, or squashed; and
+/* CLIP-style towers (LLaVA-1.5 and kin): one square tile a picture, no separators; on request a
+ * thumbnail and n x n tiles of a larger square, tile after tile.  Cropped as the library's CLIP processor does, padded with the mean colour before or after resizing, or squashed; and
  * the one-tile step the LLaVA-OneVision code shares.  Cropping refuses pictures more than 200 times
  * longer than wide, whose resized form would be huge for a few pixels of content. */
 #include <math.h>
@@ -99,23 +99,33 @@ int iwp_pre_one_tile(const struct iwp_pre_params *p, const struct iwp_image *in,
     return rc;
 }
 
+/* Tiles a side of a single picture: what was asked for, less until the tokens fit. */
+static int32_t tiles_of(const struct iwp_pre_params *p, const struct iwp_pre_plan *q) {
+    int32_t n = q->mode == IWP_PRE_SINGLE && p->tiles > 1 ? p->tiles : 1;
+    while (n > 1 && p->max_tokens && (1 + n * n) * q->side * q->side > p->max_tokens) n--;
+    return n;
+}
+
 int iwp_pre_clip_plan(const struct iwp_pre_params *p, struct iwp_pre_plan *q, iwp_err *err) {
-    q->side = q->out_w = q->out_h = p->tile / p->patch;
-    q->n_tile = q->n_frame;
+    q->side = p->tile / p->patch;
+    const int32_t tiles = tiles_of(p, q), square = tiles * p->tile;
+    q->map_w = q->map_h = q->out_w = q->out_h = tiles * q->side;
+    q->rows = q->cols = tiles > 1 ? tiles : 0;
+    q->n_tile = q->n_frame + q->rows * q->cols;
     q->n_token = q->n_tile * q->side * q->side;
     q->canvas_w = q->resized_w = q->w;
     q->canvas_h = q->resized_h = q->h;
     if (p->aspect == IWP_PRE_PAD) {
         q->canvas_w = q->canvas_h = q->w > q->h ? q->w : q->h;
     } else if (p->aspect == IWP_PRE_LETTERBOX) {
-        long_side_size(q->w, q->h, p->tile, &q->resized_w, &q->resized_h);
-        q->canvas_w = q->canvas_h = p->tile;
+        long_side_size(q->w, q->h, square, &q->resized_w, &q->resized_h);
+        q->canvas_w = q->canvas_h = square;
     } else if (p->aspect == IWP_PRE_CROP) {
         IWP_REQUIRE(q->w / q->h <= 200 && q->h / q->w <= 200, err, IWP_EINVAL,
                     "picture of %d x %d pixels: one side is more than 200 times the other", q->w,
                     q->h);
-        short_side_size(q->w, q->h, p->tile, &q->resized_w, &q->resized_h);
-        q->canvas_w = q->canvas_h = p->tile;
+        short_side_size(q->w, q->h, square, &q->resized_w, &q->resized_h);
+        q->canvas_w = q->canvas_h = square;
     }
     /* Of a difference d the library takes d // 2 from the left when cropping: the same cut here. */
     q->pad_left = (q->canvas_w - q->resized_w) / 2;
@@ -138,17 +148,31 @@ int iwp_pre_clip_pixels(const struct iwp_pre_params *p, const struct iwp_pre_pla
         iwp_pre_table_apply(&t, &tile, 0, 0, p->tile, pixels + (size_t)i * n);
         iwp_image_free(&tile);
     }
+    if (!q->rows) return 0;
+    struct iwp_pre_params large = *p;
+    struct iwp_image canvas;
+    large.tile = q->rows * p->tile;
+    IWP_TRY(iwp_pre_one_tile(&large, frames, p->aspect, &canvas, err));
+    for (int32_t i = 0; i < q->rows * q->cols; i++)
+        iwp_pre_table_apply(&t, &canvas, i % q->cols * p->tile, i / q->cols * p->tile, p->tile,
+                            pixels + (size_t)(1 + i) * n);
+    iwp_image_free(&canvas);
     return 0;
 }
 
 void iwp_pre_clip_rows(const struct iwp_pre_plan *q, struct iwp_pre_row *r) {
     int32_t area = q->side * q->side;
-    for (int32_t i = 0; i < q->n_token; i++)
+    for (int32_t i = 0; i < q->n_token; i++) {
+        const int32_t unit = i / area, part = q->rows ? unit - 1 : -1;
         r[i] = (struct iwp_pre_row){.n = 1,
                                     .row = {i},
                                     .weight = {1},
-                                    .grid = i / area,
-                                    .unit = i / area,
+                                    .grid = q->rows && unit ? 1 : unit,
+                                    .unit = unit,
                                     .y = i % area / q->side,
                                     .x = i % q->side};
+        if (part < 0) continue;
+        r[i].y += part / q->cols * q->side;
+        r[i].x += part % q->cols * q->side;
+    }
 }

@@ -277,6 +277,7 @@ static int decode(struct iwp_item *it, iwp_err *err) {
 static int limits(const struct iwp_encoder *e, const struct iwp_prompt_request *r,
                   struct iwp_pre_params *p, iwp_err *err) {
     *p = iwp_tower_info(e->tower)->pre;
+    IWP_TRY(iwp_pre_params_tiles(p, r->image_tiles, err));
     return iwp_pre_params_limit_tokens(p, r->image_min_tokens, r->image_max_tokens, err);
 }
 
@@ -309,8 +310,8 @@ static int shrink(const struct iwp_pre_params *p, struct iwp_item *it, iwp_err *
 
 static void make_key(const struct iwp_item *it, const struct iwp_prompt_request *r,
                      uint8_t key[32]) {
-    const int32_t what[5] = {(int32_t)it->mode, r->image_min_tokens, r->image_max_tokens,
-                             it->target, it->n_frame};
+    const int32_t what[6] = {(int32_t)it->mode, r->image_min_tokens, r->image_max_tokens,
+                             r->image_tiles,    it->target,          it->n_frame};
     struct iwp_sha256 s;
     iwp_sha256_init(&s);
     iwp_sha256_add(&s, it->sha, sizeof it->sha);

@@ -72,13 +72,15 @@ static void mix(const struct iwp_pre_row *r, const float *from, size_t width, fl
     }
 }
 
-/* With the class token last, row i looks at cell i + 1 and the last one at nothing. */
+/* With the class token last, row i of a tile looks at its cell i + 1 and the last one at nothing. */
 static void shift_cells(const struct iwp_pre_plan *plan, struct iwp_pre_row *row) {
-    const int32_t side = plan->side, n = side * side;
+    const int32_t n = plan->side * plan->side;
     for (int32_t i = 0; i < plan->n_token; i++) {
-        const int32_t cell = i % n + 1;
-        row[i].y = cell == n ? side : cell / side; /* below the grid: no place in the picture */
-        row[i].x = cell == n ? 0 : cell % side;
+        const bool last = i % n == n - 1;
+        int32_t rows = plan->side, cols;
+        if (last) iwp_pre_grid(plan, row[i].grid, &rows, &cols);
+        row[i].y = last ? rows : row[i + 1].y; /* below the grid: no place in the picture */
+        row[i].x = last ? 0 : row[i + 1].x;
     }
 }
 

@@ -30,6 +30,7 @@ struct iwp_server_params {
     struct iwp_session_params session;
     struct iwp_request_defaults def; /* media_path and n_layer are filled in here */
     int32_t min_tokens, max_tokens;  /* of a picture */
+    int32_t tiles;                   /* --image-tiles */
 };
 
 /* Serves until SIGINT or SIGTERM.  0, or a negative status when it could not start. */

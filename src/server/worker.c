@@ -237,6 +237,7 @@ static int build_prompt(struct iwp_server *s, struct iwp_job *j, iwp_prompt **ou
     iwp_prompt_request_for(&r, q->prune.on ? &q->prune.params : NULL);
     r.image_min_tokens = q->min_tokens > 0 ? q->min_tokens : s->p.min_tokens;
     r.image_max_tokens = q->max_tokens > 0 ? q->max_tokens : s->p.max_tokens;
+    r.image_tiles = s->p.tiles;
     r.cancel = cancel_encode;
     r.cancel_ctx = j;
     IWP_TRY(iwp_engine_prompt(s->e, &r, out, err));

@@ -164,6 +164,90 @@ static void test_clip(void) {
     CHECK_INT(n, 32);
 }
 
+/* --image-tiles: the thumbnail is the picture without tiles, the parts are the quarters of the square
+ * twice as large, and every token says where it lies. */
+static void test_clip_tiles(void) {
+    static const enum iwp_pre_aspect aspects[] = {IWP_PRE_CROP, IWP_PRE_PAD, IWP_PRE_LETTERBOX,
+                                                  IWP_PRE_SQUASH};
+    enum { TILE = 56, SIDE = 4, AREA = SIDE * SIDE };
+    struct iwp_image im;
+    if (test_picture("rgb.png", &im) < 0) return;
+    for (int k = 0; k < 4; k++) {
+        struct iwp_pre_params one = iwp_pre_default_clip(), two, large;
+        struct iwp_pre_plan q, q1, q2;
+        one.tile = TILE;
+        one.aspect = aspects[k];
+        two = large = one;
+        CHECK_INT(iwp_pre_params_tiles(&two, 2, NULL), 0);
+        large.tile = 2 * TILE;
+        float *x = pixels_of(&two, &im, 1, IWP_PRE_SINGLE, &q);
+        float *thumb = pixels_of(&one, &im, 1, IWP_PRE_SINGLE, &q1);
+        float *all = pixels_of(&large, &im, 1, IWP_PRE_SINGLE, &q2);
+        CHECK_INT(q.n_token, 5 * AREA);
+        CHECK_INT(q.shape[0], 5);
+        CHECK(memcmp(x, thumb, q1.n_pixel * sizeof *x) == 0);
+        int differ = 0;
+        for (int part = 0; part < 4; part++)
+            for (int c = 0; c < 3; c++)
+                for (int y = 0; y < TILE; y++)
+                    for (int v = 0; v < TILE; v++)
+                        differ += x[(((1 + part) * 3 + c) * TILE + y) * TILE + v] !=
+                                  all[(c * 2 * TILE + part / 2 * TILE + y) * 2 * TILE +
+                                      part % 2 * TILE + v];
+        CHECK_INT(differ, 0);
+        struct iwp_pre_row r[5 * AREA], big[4 * AREA];
+        int32_t gr, gc;
+        iwp_pre_rows(&q, r);
+        iwp_pre_rows(&q2, big);
+        CHECK_INT(iwp_pre_grid_count(&q), 2);
+        iwp_pre_grid(&q, 1, &gr, &gc);
+        CHECK(gr == 2 * SIDE && gc == 2 * SIDE);
+        for (int i = 0; i < 5 * AREA; i++) {
+            CHECK_INT(r[i].row[0], i);
+            CHECK_INT(r[i].unit, i / AREA);
+            CHECK_INT(r[i].grid, i >= AREA);
+            float a[4], b[4];
+            iwp_pre_row_box(&q, &r[i], a);
+            if (i < AREA) /* the same picture once more, a pixel of rounding apart */
+                iwp_pre_row_box(&q1, &r[i], b);
+            else /* the same cell of the large square */
+                iwp_pre_row_box(&q2, &big[r[i].y * gc + r[i].x], b);
+            for (int j = 0; j < 4; j++) CHECK_NEAR(a[j], b[j], i < AREA ? 2.0 : 0.01);
+        }
+        free(x);
+        free(thumb);
+        free(all);
+    }
+    iwp_image_free(&im);
+}
+
+/* Several pictures and frames stay one tile each; a token limit takes parts away. */
+static void test_tile_limits(void) {
+    struct iwp_pre_params p = iwp_pre_default_clip(), ov = iwp_pre_default_llava_ov();
+    struct iwp_pre_plan q;
+    struct iwp_pre_fit fit;
+    iwp_err err;
+    CHECK(iwp_pre_params_tiles(&p, 3, &err) == 0);
+    CHECK(iwp_pre_plan_make(&p, 640, 480, 1, IWP_PRE_SINGLE, &q, &err) == 0);
+    CHECK_INT(q.n_token, 10 * 576);
+    CHECK(iwp_pre_plan_make(&p, 640, 480, 1, IWP_PRE_SEVERAL, &q, &err) == 0);
+    CHECK_INT(q.n_token, 576);
+    CHECK(iwp_pre_plan_make(&p, 640, 480, 7, IWP_PRE_VIDEO, &q, &err) == 0);
+    CHECK_INT(q.n_token, 7 * 576);
+    CHECK(iwp_pre_fit_tokens(&p, 640, 480, 1, IWP_PRE_SINGLE, 600, &fit, &err) == 0);
+    CHECK(fit.n_token == 576 && fit.mode == IWP_PRE_BASE);
+    CHECK(iwp_pre_params_limit_tokens(&p, 0, 3000, &err) == 0);
+    CHECK(iwp_pre_plan_make(&p, 640, 480, 1, IWP_PRE_SINGLE, &q, &err) == 0);
+    CHECK_INT(q.n_token, 5 * 576);
+    CHECK_INT(iwp_pre_params_tiles(&p, 7, &err), IWP_EINVAL);
+    CHECK_INT(iwp_pre_params_tiles(&p, -1, &err), IWP_EINVAL);
+    CHECK_INT(iwp_pre_params_tiles(&ov, 2, &err), IWP_EINVAL);
+    CHECK(strstr(err.msg, "--image-tiles 2") != NULL);
+    CHECK_INT(iwp_pre_params_tiles(&ov, 1, &err), 0);
+    p.tiles = 1 << 20;
+    CHECK_INT(iwp_pre_params_check(&p, &err), IWP_EINVAL);
+}
+
 /* ---- the golden folder ------------------------------------------------------------------- */
 
 static int64_t *read_ints(const iwp_st *st, const char *name, int64_t *n) {
@@ -545,6 +629,8 @@ int main(void) {
     test_sizes();
     test_committed_pixels();
     test_clip();
+    test_clip_tiles();
+    test_tile_limits();
     test_golden_cases();
     test_videos();
     test_refusals();
