@@ -2,7 +2,7 @@
 
 Owns: `WORK/<set>.npy` ([n, 197, 768], last-but-one layer, patches in reading order, then the class token) and, for
 generated sets, `WORK/<set>.json` with questions and words. Sets: photos-train, photos-dev, photos-test,
-gen-train, gen-dev, gen-test, or manifest:FILE.jsonl. A finished part is kept: a killed run goes on where it stopped.
+gen-train, gen-local, gen-dev, gen-test, or manifest:FILE.jsonl. A finished part is kept: a killed run goes on where it stopped.
 usage: features.py SET [COUNT]"""
 import json
 import os
@@ -18,7 +18,7 @@ import pictures
 import tower
 
 LAYER, BATCH = 11, 8
-SEEDS = {"gen-train": 1001, "gen-dev": 2002, "gen-test": 3003}
+SEEDS = {"gen-train": 1001, "gen-local": 4004, "gen-dev": 2002, "gen-test": 3003}
 
 
 def items(name, count):
@@ -31,7 +31,7 @@ def items(name, count):
         with open(path) as f:
             files = [os.path.join(os.path.dirname(path), json.loads(line)["image"]) for line in f]
         return [lambda p=p: Image.open(p) for p in files], None
-    todo = pictures.plan(count, SEEDS[name])
+    todo = pictures.plan(count, SEEDS[name], pictures.LOCAL if name == "gen-local" else None)
     return [lambda f=f, s=s: pictures.make(f, s)[0] for f, s in todo], [pictures.make(f, s)[1:] for f, s in todo]
 
 

@@ -51,7 +51,7 @@ class Batch:
     """x: embeddings without the picture; `visual` says where rows of the projector go."""
 
     def __init__(self, rows, embed):
-        s, b = max(len(r.ids) for r in rows), len(rows)
+        s, b = -(-max(len(r.ids) for r in rows) // 32) * 32, len(rows)   # few lengths: each costs compiled code and memory
         ids = np.zeros((b, s), np.int64)
         pos = np.zeros((b, s), np.int64)
         group = np.full((b, s), -1, np.int64)
@@ -96,9 +96,8 @@ def pool(feats, side):
     return feats[:, :196].reshape(b, side, k, side, k, 768).mean((2, 4)).reshape(b, side * side, 768)
 
 
-def run(batch, proj, dec, feats, mask_from=None):
-    """Hidden states at the loss positions, [n, D]."""
-    vis = proj(feats.float()).to(dec.dtype)
-    x = batch.x.masked_scatter(batch.visual[:, :, None], vis)
-    h = dec(x, batch.pos, batch.mask, mask_from)
+def run(batch, visual, dec):
+    """Hidden states at the loss positions, [n, D]; visual: the projector's rows, [B, n_visual, D]."""
+    x = batch.x.masked_scatter(batch.visual[:, :, None], visual.to(dec.dtype))
+    h = dec(x, batch.pos, batch.mask)
     return h.flatten(0, 1)[batch.src]

@@ -18,6 +18,7 @@ WORDS = ("cat dog sun red hat cup pen box key map car bus bed egg ice jam leg ar
          "gate girl hand home king lamp leaf lion milk moon nest park rain ring road rock rose salt sand ship "
          "shop snow sofa star tree wind wolf wood yard zoo open stop exit sale food cafe taxi bank post hotel "
          "music water bread house light night paper river stone table train world apple beach chair cloud").split()
+NUMBERS = "zero one two three four five six seven eight nine".split()
 LETTERS = "ABCDEFGHIJKLMNOPRSTUVWXYZ"
 
 
@@ -97,10 +98,10 @@ def an(s):
     return ("an " if s[0] in "aeiou" else "a ") + s
 
 
-def scene(rng):
-    """One to eight shapes; half of the pictures repeat one kind so that counts are even."""
+def draw_scene(rng, often=.5):
+    """Shapes on a plain ground; with probability `often` one kind is repeated so that counts are even."""
     counted = rng.choice(SHAPES)
-    n_counted = rng.randint(1, 6) if rng.random() < .5 else 1
+    n_counted = rng.randint(1, 6) if rng.random() < often else 1
     others = rng.randint(0 if n_counted > 2 else 1, 4)
     spots = None
     while spots is None:
@@ -119,7 +120,13 @@ def scene(rng):
         colour = one_colour if same and i < n_counted else rng.choice(usable)
         draw_shape(c, shape, x, y, r, jitter(rng, PALETTE[colour]))
         things.append((colour, shape, x, y, r))
-    return c.done(), scene_questions(rng, things, counted, n_counted, usable), [w for t in things for w in t[:2]]
+    return c.done(), things, counted, n_counted, usable
+
+
+def scene(rng):
+    """One to eight shapes; half of the pictures repeat one kind."""
+    im, things, counted, n_counted, usable = draw_scene(rng)
+    return im, scene_questions(rng, things, counted, n_counted, usable), [w for t in things for w in t[:2]]
 
 
 def scene_questions(rng, things, counted, n_counted, usable):
@@ -152,31 +159,63 @@ def scene_questions(rng, things, counted, n_counted, usable):
         q.append(("gen-count", "How many %ss are in the picture? Answer with a number." % counted.replace("cross", "crosse"), [str(n_counted)]))
     unique = [t for t in things if sum((t[0], t[1]) == (u[0], u[1]) for u in things) == 1]
     if unique:
-        c, s, x, y, _ = rng.choice(unique)
-        if abs(x - SIZE / 2) > 14 and abs(y - SIZE / 2) > 14:
-            where = ("top" if y < SIZE / 2 else "bottom") + " " + ("left" if x < SIZE / 2 else "right")
-            q.append(("gen-where", "Where is the %s %s: top left, top right, bottom left or bottom right?" % (c, s), [where.capitalize()]))
+        q += where_question(rng.choice(unique))
     if len(unique) > 1:
         a, b = rng.sample(unique, 2)
-        axis = 2 if abs(a[2] - b[2]) > abs(a[3] - b[3]) else 3
-        word = ("left of", "right of") if axis == 2 else ("above", "below")
-        if rng.random() < .5:
-            w, yes = word[0], a[axis] < b[axis]
-        else:
-            w, yes = word[1], a[axis] > b[axis]
-        q.append(("gen-relation", "Is the %s %s %s the %s %s? Answer yes or no." % (a[0], a[1], w, b[0], b[1]), ["Yes" if yes else "No"]))
+        q.append(relation_question(rng, a, b))
     return q
 
 
-def text(rng):
-    """One to three printed words or numbers, each in its own colour."""
+def quadrant(x, y):
+    return ("top" if y < SIZE / 2 else "bottom") + " " + ("left" if x < SIZE / 2 else "right")
+
+
+def where_question(thing):
+    c, s, x, y, _ = thing
+    if abs(x - SIZE / 2) <= 14 or abs(y - SIZE / 2) <= 14:
+        return []
+    return [("gen-where", "Where is the %s %s: top left, top right, bottom left or bottom right?" % (c, s),
+             [quadrant(x, y).capitalize()])]
+
+
+def relation_question(rng, a, b):
+    axis = 2 if abs(a[2] - b[2]) > abs(a[3] - b[3]) else 3
+    word = ("left of", "right of") if axis == 2 else ("above", "below")
+    if rng.random() < .5:
+        w, yes = word[0], a[axis] < b[axis]
+    else:
+        w, yes = word[1], a[axis] > b[axis]
+    return ("gen-relation", "Is the %s %s %s the %s %s? Answer yes or no." % (a[0], a[1], w, b[0], b[1]), ["Yes" if yes else "No"])
+
+
+def crowd(rng):
+    """A scene for training that asks more about counts and places, and for a list of everything with its place."""
+    im, things, counted, n_counted, usable = draw_scene(rng, .75)
+    kinds = [t[1] for t in things]
+    q = [x for x in scene_questions(rng, things, counted, n_counted, usable) if x[0] in ("gen-exist", "gen-color", "gen-shape")]
+    q = rng.sample(q, min(2, len(q)))
+    for s in sorted(set(kinds)):
+        if kinds.count(s) > 1 or rng.random() < .2:
+            q.append(("gen-count", "How many %ss are in the picture? Answer with a number." % s.replace("cross", "crosse"), [str(kinds.count(s))]))
+    unique = [t for t in things if sum(t[:2] == u[:2] for u in things) == 1]
+    for t in rng.sample(unique, min(3, len(unique))):
+        q += where_question(t)
+    for _ in range(min(3, len(unique) - 1)):
+        q.append(relation_question(rng, *rng.sample(unique, 2)))
+    told = ["%s %s %s" % (t[0], t[1], quadrant(t[2], t[3])) for t in sorted(things, key=lambda t: (t[3] >= SIZE / 2, t[2] >= SIZE / 2))]
+    q.append(("gen-list", "List the objects and where they are.", [", ".join(told).capitalize() + "."]))
+    return im, q, [w for t in things for w in t[:2]] + [NUMBERS[kinds.count(s)] for s in sorted(set(kinds)) if kinds.count(s) > 1]
+
+
+def text(rng, share=.4):
+    """One to three printed words or numbers (in `share` of the pictures), each in its own colour."""
     light = rng.random() < .7
     c = Canvas(rng, jitter(rng, (240, 240, 235) if light else (70, 72, 80), 12))
     n = rng.choice([1, 1, 2, 3])
     usable = ["red", "blue", "green", "purple", "black", "orange"] if light else ["white", "yellow", "pink", "orange"]
     colours = rng.sample(usable, n)
     rows = [SIZE * (i + 1) / (n + 1) for i in range(n)]
-    q, numbers = [], rng.random() < .4
+    q, numbers = [], rng.random() < share
     for y, k in zip(rows, colours):
         s = "%d" % rng.randint(0, 99) if numbers else rng.choice(WORDS)
         if not numbers and rng.random() < .5:
@@ -190,7 +229,11 @@ def text(rng):
     return c.done(), q, colours + [x for _, _, a in q for x in (list(a[0]) if numbers else a)]
 
 
-def chart(rng):
+def digits(rng):
+    return text(rng, .75)
+
+
+def draw_chart(rng):
     """Three to five labelled bars with values 1 to 9 and a ruled axis."""
     n = rng.randint(3, 5)
     values = [rng.randint(1, 9) for _ in range(n)]
@@ -211,12 +254,25 @@ def chart(rng):
         w = step * .32
         c.polygon([(x - w, base), (x + w, base), (x + w, base - v * unit), (x - w, base - v * unit)], jitter(rng, PALETTE[colours[i]]))
         c.text(x, base + 14, names[i], 18, (20, 20, 20))
-    k = rng.randrange(n)
-    return c.done(), [
-        ("gen-chart-max", "Which bar is the tallest? Answer with its letter.", [names[best]]),
-        ("gen-chart-max", "What color is the tallest bar? Answer with one word.", [colours[best].capitalize()]),
-        ("gen-chart-value", "What is the value of bar %s? Answer with a number." % names[k], [str(values[k])]),
-        ("gen-chart-count", "How many bars are in the chart? Answer with a number.", [str(n)])], ["chart"] + names + colours
+    return c.done(), names, values, colours, best
+
+
+def chart_questions(names, values, colours, best, asked):
+    return ([("gen-chart-max", "Which bar is the tallest? Answer with its letter.", [names[best]]),
+             ("gen-chart-max", "What color is the tallest bar? Answer with one word.", [colours[best].capitalize()])]
+            + [("gen-chart-value", "What is the value of bar %s? Answer with a number." % names[k], [str(values[k])]) for k in asked]
+            + [("gen-chart-count", "How many bars are in the chart? Answer with a number.", [str(len(names))])])
+
+
+def chart(rng):
+    im, names, values, colours, best = draw_chart(rng)
+    return im, chart_questions(names, values, colours, best, [rng.randrange(len(names))]), ["chart"] + names + colours
+
+
+def bars(rng):
+    """A chart for training that asks for the value of every bar."""
+    im, names, values, colours, best = draw_chart(rng)
+    return im, chart_questions(names, values, colours, best, range(len(names))), ["chart"] + names + colours
 
 
 def crossings(a, b):
@@ -325,7 +381,9 @@ def letter(rng):
 
 
 FAMILIES = {"scene": scene, "text": text, "chart": chart, "lines": lines, "circles2": circles2, "rings": rings,
-            "nested": nested, "grid": grid, "letter": letter}
+            "nested": nested, "grid": grid, "letter": letter, "crowd": crowd, "digits": digits, "bars": bars}
+# The last three ask more of what is hard to learn and are only trained on.
+LOCAL = {"crowd": 9, "digits": 5, "bars": 3, "lines": 1, "circles2": 1, "rings": 1, "nested": .5, "grid": 1, "letter": 1}
 SHARE = {"scene": 10, "text": 4, "chart": 2, "lines": 1, "circles2": 1, "rings": 1, "nested": .5, "grid": 1, "letter": .5}
 
 
@@ -333,8 +391,9 @@ def make(family, seed):
     return FAMILIES[family](random.Random("%s-%s" % (family, seed)))
 
 
-def plan(n, seed):
-    """n (family, seed) pairs in the shares above, shuffled."""
+def plan(n, seed, share=None):
+    """n (family, seed) pairs in these shares, shuffled."""
     rng = random.Random("plan-%s" % seed)
-    names = list(SHARE)
-    return [(rng.choices(names, [SHARE[k] for k in names])[0], "%s-%d" % (seed, i)) for i in range(n)]
+    share = share or SHARE
+    names = list(share)
+    return [(rng.choices(names, [share[k] for k in names])[0], "%s-%d" % (seed, i)) for i in range(n)]
