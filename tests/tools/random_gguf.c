@@ -310,13 +310,16 @@ static void fill(uint32_t type, uint8_t *p, size_t bytes, float scale, int norm)
         uint16_t d = iwp_f32_to_f16(type == IWP_TYPE_Q8_0   ? scale / 127
                                     : type == IWP_TYPE_Q5_0 ? scale / 16
                                                             : scale / 8);
+        /* Values -8…7 have a mean: without the sign it would add up over the rows, layer by layer, to
+         * attention logits so far apart that most weights are denormal, which no real model has. */
+        if (type == IWP_TYPE_Q4_0 || type == IWP_TYPE_Q5_0) d |= (uint16_t)(next() >> 48 & 0x8000);
         if (type == IWP_TYPE_Q6_K) {
             d = iwp_f32_to_f16(scale / (32 * 128));
             memcpy(p + i + 208, &d, 2);
         } else {
-            if (type == IWP_TYPE_Q4_K) { /* 6-bit scales and minima on top */
+            if (type == IWP_TYPE_Q4_K) { /* 6-bit scales and minima on top, as large on average */
                 d = iwp_f32_to_f16(scale / (15 * 63));
-                uint16_t m = iwp_f32_to_f16(scale / 63);
+                uint16_t m = iwp_f32_to_f16(scale / (2 * 63));
                 memcpy(p + i + 2, &m, 2);
             }
             memcpy(p + i, &d, 2);
