@@ -183,7 +183,11 @@ IWP_API const float *iwp_session_logits(const iwp_session *s); /* [n_vocab] afte
 IWP_API int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err);
 /* Forgets fed tokens but the first `n`; logits are gone unless n was all. */
 IWP_API int iwp_session_forget(iwp_session *s, int32_t n, iwp_err *err);
-/* n sessions of one engine, one token each; logits as after feed. */
+/* n different sessions of one engine, one token each, pruned as they may be: the weights are read once for
+ * up to 16 of them, each attends to its own cache.  Logits are those of feed but for the rounding of
+ * matrix products, whose kernels depend on the number of rows: about 1e-6 of the largest with f32
+ * weights, and none where a kernel sums one row and several in the same order.  An error of the
+ * arguments leaves all sessions as they were. */
 IWP_API int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, int32_t n,
                                    iwp_err *err);
 

@@ -305,22 +305,42 @@ static struct ggml_tensor *last_rows(struct ggml_context *ctx, struct ggml_tenso
     return ggml_view_2d(ctx, x, x->ne[0], n, x->nb[1], (size_t)(x->ne[1] - n) * x->nb[1]);
 }
 
+/* k and v of n rows go behind the first n_past rows of a cache.  These nodes come before those that read
+ * it because they are put into the graph first. */
+static void store(struct ggml_context *ctx, struct ggml_cgraph *graph,
+                  const struct iwp_kv_layer *kv, int32_t n_past, struct ggml_tensor *k,
+                  struct ggml_tensor *v) {
+    const int64_t width = kv->k->ne[0], n = k->ne[2];
+    struct ggml_tensor *to_k =
+        ggml_view_2d(ctx, kv->k, width, n, kv->k->nb[1], (size_t)n_past * kv->k->nb[1]);
+    struct ggml_tensor *to_v =
+        ggml_view_2d(ctx, kv->v, width, n, kv->v->nb[1], (size_t)n_past * kv->v->nb[1]);
+    ggml_build_forward_expand(graph, ggml_cpy(ctx, ggml_reshape_2d(ctx, k, width, n), to_k));
+    ggml_build_forward_expand(graph, ggml_cpy(ctx, ggml_reshape_2d(ctx, v, width, n), to_v));
+}
+
+/* The rest of a layer: h [H d, n] is what attention gave, x the residual. */
+static struct ggml_tensor *after_attention(const struct iwp_decoder *d, struct ggml_context *ctx,
+                                           int32_t l, struct ggml_tensor *h,
+                                           struct ggml_tensor *x) {
+    const struct iwp_decoder_layer *y = &d->layer[l];
+    x = ggml_add(ctx, linear(ctx, y->wo, y->bo, h), x);
+    h = norm(d, ctx, x, y->ffn_norm);
+    struct ggml_tensor *gate = linear(ctx, y->gate, y->gate_b, h);
+    struct ggml_tensor *up = linear(ctx, y->up, y->up_b, h);
+    h = linear(ctx, y->down, y->down_b, ggml_swiglu_split(ctx, gate, up));
+    return ggml_add(ctx, h, x);
+}
+
 struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct ggml_context *ctx,
                                             struct ggml_cgraph *graph, int32_t l,
                                             struct ggml_tensor *x, struct ggml_tensor *pos,
                                             const struct iwp_kv_layer *kv, int32_t n_past,
                                             const struct iwp_decoder_attn *attn, int32_t last) {
-    const struct iwp_decoder_layer *y = &d->layer[l];
-    const int64_t n = x->ne[1], width = (int64_t)d->n_head_kv * d->d_head;
+    const int64_t n = x->ne[1];
     struct iwp_decoder_qkv o = iwp_decoder_build_qkv(d, ctx, l, x, pos, last >= 0);
-    /* The cache is written before it is read: these nodes come first in the graph. */
-    struct ggml_tensor *to_k =
-        ggml_view_2d(ctx, kv->k, width, n, kv->k->nb[1], (size_t)n_past * kv->k->nb[1]);
-    struct ggml_tensor *to_v =
-        ggml_view_2d(ctx, kv->v, width, n, kv->v->nb[1], (size_t)n_past * kv->v->nb[1]);
     if (last >= 0) ggml_build_forward_expand(graph, o.q_rope);
-    ggml_build_forward_expand(graph, ggml_cpy(ctx, ggml_reshape_2d(ctx, o.k_rope, width, n), to_k));
-    ggml_build_forward_expand(graph, ggml_cpy(ctx, ggml_reshape_2d(ctx, o.v, width, n), to_v));
+    store(ctx, graph, kv, n_past, o.k_rope, o.v);
     if (last < 0) return NULL;
 
     struct ggml_tensor *q = ggml_permute(ctx, o.q_rope, 0, 2, 1, 3); /* [d, n, H] */
@@ -333,12 +353,33 @@ struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct 
     }
     struct ggml_tensor *h = attend(d, ctx, q, kv, n_past + n, &a);
     if (attn->heads) *attn->heads = h;
-    x = ggml_add(ctx, linear(ctx, y->wo, y->bo, h), x);
-    h = norm(d, ctx, x, y->ffn_norm);
-    struct ggml_tensor *gate = linear(ctx, y->gate, y->gate_b, h);
-    struct ggml_tensor *up = linear(ctx, y->up, y->up_b, h);
-    h = linear(ctx, y->down, y->down_b, ggml_swiglu_split(ctx, gate, up));
-    return ggml_add(ctx, h, x);
+    return after_attention(d, ctx, l, h, x);
+}
+
+/* Row i of [d, heads, n] as [d, heads, 1]. */
+static struct ggml_tensor *one_row(struct ggml_context *ctx, struct ggml_tensor *t, int32_t i) {
+    return ggml_view_3d(ctx, t, t->ne[0], t->ne[1], 1, t->nb[1], t->nb[2], (size_t)i * t->nb[2]);
+}
+
+struct ggml_tensor *iwp_decoder_build_lanes(const struct iwp_decoder *d, struct ggml_context *ctx,
+                                            struct ggml_cgraph *graph, int32_t l,
+                                            struct ggml_tensor *x, struct ggml_tensor *pos,
+                                            const struct iwp_decoder_lane *lane) {
+    const int32_t n = (int32_t)x->ne[1];
+    struct iwp_decoder_qkv o = iwp_decoder_build_qkv(d, ctx, l, x, pos, true);
+    /* What attention gives for a row takes the place of the row's query: no one else reads it. */
+    struct ggml_tensor *h =
+        ggml_reshape_2d(ctx, o.q_rope, (int64_t)d->n_head * d->d_head, o.q_rope->ne[2]);
+    ggml_build_forward_expand(graph, h);
+    for (int32_t i = 0; i < n; i++) {
+        const struct iwp_kv_layer *kv = lane[i].kv;
+        store(ctx, graph, kv, kv->n, one_row(ctx, o.k_rope, i), one_row(ctx, o.v, i));
+        struct ggml_tensor *q = ggml_permute(ctx, one_row(ctx, o.q_rope, i), 0, 2, 1, 3);
+        struct ggml_tensor *to = ggml_view_2d(ctx, h, h->ne[0], 1, h->nb[1], (size_t)i * h->nb[1]);
+        struct ggml_tensor *a = attend(d, ctx, q, kv, kv->n + 1, &lane[i].attn);
+        ggml_build_forward_expand(graph, ggml_cpy(ctx, a, to));
+    }
+    return after_attention(d, ctx, l, h, x);
 }
 
 struct ggml_tensor *iwp_decoder_build_logits(const struct iwp_decoder *d, struct ggml_context *ctx,

@@ -66,6 +66,16 @@ struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct 
                                             struct ggml_tensor *x, struct ggml_tensor *pos,
                                             const struct iwp_kv_layer *kv, int32_t n_past,
                                             const struct iwp_decoder_attn *attn, int32_t last);
+/* One layer over rows of different timelines: row i is the next of lane[i], whose cache (kv->n rows) it
+ * extends and alone sees.  The matrices are read once for all of them. */
+struct iwp_decoder_lane {
+    const struct iwp_kv_layer *kv;
+    struct iwp_decoder_attn attn; /* mask [kv->n + 1, 1] */
+};
+struct ggml_tensor *iwp_decoder_build_lanes(const struct iwp_decoder *d, struct ggml_context *ctx,
+                                            struct ggml_cgraph *graph, int32_t l,
+                                            struct ggml_tensor *x, struct ggml_tensor *pos,
+                                            const struct iwp_decoder_lane *lane);
 /* Final norm and output matrix: [V, n]. */
 struct ggml_tensor *iwp_decoder_build_logits(const struct iwp_decoder *d, struct ggml_context *ctx,
                                              struct ggml_tensor *x);

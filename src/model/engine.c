@@ -49,7 +49,7 @@ int iwp_engine_open(iwp_engine **out, const struct iwp_engine_params *p, iwp_err
         rc = iwp_err_prefix(err, rc, "%.200s", p->model);
         goto fail;
     }
-    IWP_TRY_GOTO(iwp_sched_new(&e->sched, e->b, iwp_runner_max_nodes(&e->d), err));
+    IWP_TRY_GOTO(iwp_sched_new(&e->sched, e->b, iwp_runner_max_nodes(&e->d, 0), err));
     if (!p->no_text) {
         const struct iwp_prompter_params pp = {.backend = e->b,
                                                .model = model,
@@ -74,6 +74,7 @@ void iwp_engine_close(iwp_engine *e) {
     if (!e) return;
     iwp_prompter_free(e->prompter);
     iwp_sched_free(e->sched);
+    iwp_sched_free(e->lanes);
     iwp_decoder_free(&e->d);
     iwp_backend_free(e->b);
     pthread_mutex_destroy(&e->lock);

@@ -1,43 +1,56 @@
 /* Rows through layers: see runner.h. */
 #include "model/runner.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
 
-int32_t iwp_runner_max_nodes(const struct iwp_decoder *d) { return d->n_layer * 64 + 64; }
+int32_t iwp_runner_max_nodes(const struct iwp_decoder *d, int32_t n_lane) {
+    return d->n_layer * (64 + 32 * n_lane) + 64;
+}
 
 /* Inputs are filled after the graph has memory: remembered until then. */
 struct input {
     struct ggml_tensor *t;
     int32_t n_past; /* masks */
     const float *log_size;
-    const struct iwp_span *span; /* positions */
+    const int32_t *pos; /* positions: [n_pos][stride]; stride 0: the same in all rows of ids */
+    int32_t stride;
 };
-enum { MAX_INPUT = 512 };
 struct inputs {
-    struct input at[MAX_INPUT];
-    int32_t n;
+    int32_t n, cap;
+    struct input at[];
 };
 
+static struct inputs *inputs_new(int32_t cap) {
+    struct inputs *in = calloc(1, sizeof *in + (size_t)cap * sizeof in->at[0]);
+    if (in) in->cap = cap;
+    return in;
+}
+
+static struct ggml_tensor *add_input(struct inputs *in, struct input i) {
+    assert(in->n < in->cap);
+    ggml_set_input(i.t);
+    in->at[in->n++] = i;
+    return i.t;
+}
+
 static struct ggml_tensor *pos_input(const struct iwp_decoder *d, struct ggml_context *ctx,
-                                     struct inputs *in, const struct iwp_span *span, int32_t n) {
+                                     struct inputs *in, const int32_t *pos, int32_t stride,
+                                     int32_t n) {
     struct ggml_tensor *t =
         ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t)n * (d->n_pos == 3 ? 4 : 1));
-    ggml_set_input(t);
-    in->at[in->n++] = (struct input){.t = t, .span = span};
-    return t;
+    return add_input(in, (struct input){.t = t, .pos = pos, .stride = stride});
 }
 
 static struct ggml_tensor *mask_input(struct ggml_context *ctx, struct inputs *in, bool flash,
                                       int32_t n_past, int32_t n, const float *log_size) {
     struct ggml_tensor *t =
         ggml_new_tensor_2d(ctx, flash ? GGML_TYPE_F16 : GGML_TYPE_F32, n_past + n, n);
-    ggml_set_input(t);
-    in->at[in->n++] = (struct input){.t = t, .n_past = n_past, .log_size = log_size};
-    return t;
+    return add_input(in, (struct input){.t = t, .n_past = n_past, .log_size = log_size});
 }
 
 static int fill_pos(const struct iwp_decoder *d, const struct input *in, iwp_err *err) {
@@ -45,7 +58,7 @@ static int fill_pos(const struct iwp_decoder *d, const struct input *in, iwp_err
     int32_t *p = calloc((size_t)total, sizeof *p);
     IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
     for (int32_t r = 0; r < d->n_pos; r++)
-        memcpy(p + (size_t)r * (size_t)n, in->span->pos + (size_t)r * (size_t)in->span->stride,
+        memcpy(p + (size_t)r * (size_t)n, in->pos + (size_t)r * (size_t)in->stride,
                (size_t)n * sizeof *p);
     ggml_backend_tensor_set(in->t, p, 0, (size_t)total * sizeof *p);
     free(p);
@@ -81,7 +94,7 @@ static int fill(const struct iwp_decoder *d, const struct inputs *in, iwp_err *e
     for (int32_t i = 0; i < in->n; i++) {
         if (!in->at[i].t->buffer)
             continue; /* no node reads it: a mask of rows that are only cached */
-        if (in->at[i].span)
+        if (in->at[i].pos)
             IWP_TRY(fill_pos(d, &in->at[i], err));
         else
             IWP_TRY(fill_mask(&in->at[i], err));
@@ -100,12 +113,12 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     const size_t bytes = (size_t)run->n * (size_t)d->d_model * sizeof(float);
     struct ggml_context *ctx;
     struct ggml_cgraph *graph;
-    struct inputs *in = calloc(1, sizeof *in);
+    struct inputs *in = inputs_new(run->n_span + d->n_layer);
     IWP_REQUIRE(in, err, IWP_ENOMEM, "out of memory");
     int rc = 0;
     IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
     struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, run->n), *x = x0;
-    struct ggml_tensor *tap = NULL, *logits = NULL;
+    struct ggml_tensor *logits = NULL;
     ggml_set_input(x0);
     struct ggml_tensor *heads = NULL;
     struct iwp_decoder_attn attn = {.flash = r->flash, .heads = run->heads ? &heads : NULL};
@@ -113,15 +126,10 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     const float *seen_size = NULL;
     for (int32_t i = 0; i < run->n_span; i++) {
         const struct iwp_span *s = &run->span[i];
-        struct ggml_tensor *pos = pos_input(d, ctx, in, s, run->n);
+        struct ggml_tensor *pos = pos_input(d, ctx, in, s->pos, s->stride, run->n);
         for (int32_t l = s->l0; l < s->l1; l++) {
             const struct iwp_kv_layer *kv = &r->kv->layer[l];
-            if (l == run->tap_layer) {
-                tap = x;
-                if (x != x0) set_output(x);
-            }
             if (kv->n != seen_past || kv->log_size != seen_size) {
-                if (in->n >= MAX_INPUT - 2) IWP_FAIL(err, IWP_EINTERNAL, "too many masks");
                 seen_past = kv->n;
                 seen_size = kv->log_size;
                 attn.mask = run->n == 1 && !kv->log_size
@@ -150,12 +158,7 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
     ggml_backend_tensor_set(x0, run->rows, 0, bytes);
     IWP_TRY_GOTO(fill(d, in, err));
-    if (tap == x0) {
-        memcpy(run->tap, run->rows, bytes);
-        tap = NULL;
-    }
     IWP_TRY_GOTO(iwp_sched_compute(r->sched, err));
-    if (tap) ggml_backend_tensor_get(tap, run->tap, 0, bytes);
     if (heads) /* the last layer has only the last rows */
         ggml_backend_tensor_get(heads, run->heads + (run->n - heads->ne[1]) * heads->ne[0], 0,
                                 ggml_nbytes(heads));
@@ -167,6 +170,63 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
         for (int32_t l = run->span[i].l0; l < run->span[i].l1; l++) r->kv->layer[l].n += run->n;
 fail:
     free(in);
+    return rc < 0 ? rc : 0;
+}
+
+/* The positions of a layer, one of each lane, where they differ from those of the layer below. */
+static struct ggml_tensor *lane_positions(const struct iwp_decoder *d, struct ggml_context *ctx,
+                                          struct inputs *in, const struct iwp_lane *lane, int32_t n,
+                                          int32_t l, int32_t *store, struct ggml_tensor *below) {
+    int32_t *pos = store + (size_t)l * (size_t)n;
+    bool same = below != NULL;
+    for (int32_t i = 0; i < n; i++) {
+        pos[i] = lane[i].pos[l];
+        same = same && pos[i] == lane[i].pos[l - 1];
+    }
+    return same ? below : pos_input(d, ctx, in, pos, 0, n);
+}
+
+int iwp_runner_lanes(struct iwp_sched *sched, const struct iwp_lane *lane, int32_t n,
+                     const float *rows, iwp_err *err) {
+    const struct iwp_decoder *d = lane[0].r->d;
+    const int32_t L = d->n_layer;
+    struct ggml_context *ctx;
+    struct ggml_cgraph *graph;
+    struct iwp_decoder_lane at[IWP_LANE_MAX];
+    struct inputs *in = inputs_new(L * (n + 1));
+    int32_t *store = malloc((size_t)L * (size_t)n * sizeof *store);
+    int rc = 0;
+    if (!in || !store) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+    IWP_TRY_GOTO(iwp_sched_begin(sched, &ctx, &graph, err));
+    struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n), *x = x0;
+    ggml_set_input(x0);
+    struct ggml_tensor *pos = NULL;
+    for (int32_t l = 0; l < L; l++) {
+        pos = lane_positions(d, ctx, in, lane, n, l, store, pos);
+        for (int32_t i = 0; i < n; i++) {
+            const struct iwp_kv_layer *kv = &lane[i].r->kv->layer[l];
+            at[i] = (struct iwp_decoder_lane){kv, {.flash = lane[i].r->flash}};
+            if (kv->log_size)
+                at[i].attn.mask = mask_input(ctx, in, lane[i].r->flash, kv->n, 1, kv->log_size);
+        }
+        x = iwp_decoder_build_lanes(d, ctx, graph, l, x, pos, at);
+    }
+    struct ggml_tensor *logits = iwp_decoder_build_logits(d, ctx, x);
+    ggml_set_output(logits);
+    ggml_build_forward_expand(graph, logits);
+    iwp_backend_size_threads(d->b, (double)iwp_decoder_layer_weights(d) * L * n);
+    IWP_TRY_GOTO(iwp_sched_alloc(sched, err));
+    ggml_backend_tensor_set(x0, rows, 0, (size_t)n * (size_t)d->d_model * sizeof *rows);
+    IWP_TRY_GOTO(fill(d, in, err));
+    IWP_TRY_GOTO(iwp_sched_compute(sched, err));
+    const size_t row = (size_t)d->n_vocab * sizeof(float);
+    for (int32_t i = 0; i < n; i++) {
+        ggml_backend_tensor_get(logits, lane[i].logits, (size_t)i * row, row);
+        for (int32_t l = 0; l < L; l++) lane[i].r->kv->layer[l].n++;
+    }
+fail:
+    free(in);
+    free(store);
     return rc < 0 ? rc : 0;
 }
 
@@ -185,13 +245,13 @@ int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float
     const struct iwp_decoder *d = r->d;
     struct ggml_context *ctx;
     struct ggml_cgraph *graph;
-    struct inputs *in = calloc(1, sizeof *in);
+    struct inputs *in = inputs_new(1);
     IWP_REQUIRE(in, err, IWP_ENOMEM, "out of memory");
     int rc = 0;
     IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
     struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n);
     ggml_set_input(x);
-    struct ggml_tensor *pos = pos_input(d, ctx, in, span, n);
+    struct ggml_tensor *pos = pos_input(d, ctx, in, span->pos, span->stride, n);
     struct iwp_decoder_qkv o =
         iwp_decoder_build_qkv(d, ctx, l, x, pos, out->q != NULL || out->q_rope != NULL);
     want(graph, o.q, out->q);

@@ -24,10 +24,8 @@ struct iwp_run {
     float *rows;                 /* [n][D] in; out unless the last layer was run */
     const struct iwp_span *span; /* consecutive */
     int32_t n_span;
-    float *logits;     /* [V] of the last row, or NULL; only with the last layer */
-    int32_t tap_layer; /* -1, or: the residual at the input of this layer goes to … */
-    float *tap;        /* … [n][D] */
-    float *heads;      /* NULL, or [n][H d]: attention output of the (only) layer */
+    float *logits; /* [V] of the last row, or NULL; only with the last layer */
+    float *heads;  /* NULL, or [n][H d]: attention output of the (only) layer */
 };
 /* The cache must have room (iwp_kv_reserve); its lengths grow by n in every layer that is run. */
 int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp_err *err);
@@ -40,7 +38,18 @@ struct iwp_taps {
 int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float *rows,
                    const struct iwp_span *span, const struct iwp_taps *out, iwp_err *err);
 
-/* Nodes a graph of this decoder may have. */
-int32_t iwp_runner_max_nodes(const struct iwp_decoder *d);
+/* One row of each of several timelines through all layers, every matrix read once for all of them. */
+struct iwp_lane {
+    const struct iwp_runner *r; /* all of one decoder, every cache with room for a row */
+    const int32_t *pos;         /* [n_layer] position of the row in each layer */
+    float *logits;              /* [V] */
+};
+enum { IWP_LANE_MAX = 16 }; /* of one graph */
+/* rows: [n][D], n <= IWP_LANE_MAX. */
+int iwp_runner_lanes(struct iwp_sched *sched, const struct iwp_lane *lane, int32_t n,
+                     const float *rows, iwp_err *err);
+
+/* Nodes a graph of this decoder may have: of iwp_runner_lanes with n_lane, or 0: of the others. */
+int32_t iwp_runner_max_nodes(const struct iwp_decoder *d, int32_t n_lane);
 
 #endif

@@ -440,8 +440,7 @@ static int run_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
                           .rows = s->rows.h + (size_t)i * (size_t)d,
                           .span = &span,
                           .n_span = 1,
-                          .logits = end && t->l1 == L ? s->logits : NULL,
-                          .tap_layer = -1};
+                          .logits = end && t->l1 == L ? s->logits : NULL};
     if (s->probe && s->probe->heads && s->probe->heads_layer == t->l0)
         run.heads = s->probe->heads + (size_t)i * (size_t)s->e->d.n_head * (size_t)s->e->d.d_head;
     if (t->l0 < t->l1 && n > 0) IWP_TRY(iwp_runner_layers(&s->runner, &run, err));
@@ -485,8 +484,7 @@ static int continue_chunk(struct iwp_session *s, const struct iwp_step *t, iwp_e
                           .rows = s->rows.h + (size_t)i * (size_t)s->rows.d,
                           .span = span,
                           .n_span = s->n_segment,
-                          .logits = end ? s->logits : NULL,
-                          .tap_layer = -1};
+                          .logits = end ? s->logits : NULL};
     IWP_TRY_GOTO(iwp_runner_layers(&s->runner, &run, err));
     s->at_row += n;
     rc = end;
@@ -564,74 +562,4 @@ struct iwp_session_stats iwp_session_stats(const iwp_session *s) {
     st.scores = s->has_scores ? s->scores : NULL;
     st.n_generated = s->n_fed;
     return st;
-}
-
-/* ---- tokens ------------------------------------------------------------------------------------- */
-
-static int feed(struct iwp_session *s, int32_t token, iwp_err *err) {
-    const struct iwp_decoder *d = &s->e->d;
-    if (s->n_fed == s->cap_fed) {
-        int32_t cap = s->cap_fed ? 2 * s->cap_fed : 64;
-        int32_t *p = realloc(s->fed, (size_t)cap * sizeof *p);
-        IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
-        s->fed = p;
-        s->cap_fed = cap;
-    }
-    float *row = malloc((size_t)d->d_model * sizeof *row);
-    IWP_REQUIRE(row, err, IWP_ENOMEM, "out of memory");
-    int rc = 0;
-    iwp_weights_row(d->embed, token, row);
-    struct iwp_span span[IWP_STAGE_MAX + 2];
-    int32_t pos[(IWP_STAGE_MAX + 2) * 3];
-    for (int32_t g = 0; g < s->n_segment; g++) {
-        const struct iwp_segment *e = &s->segment[g];
-        for (int32_t r = 0; r < 3; r++) pos[3 * g + r] = e->next_pos + s->n_fed;
-        span[g] = (struct iwp_span){e->l0, e->l1, pos + 3 * g, 1};
-        for (int32_t l = e->l0; l < e->l1; l++)
-            if (s->kv.layer[l].n + 1 > s->kv.layer[l].cap)
-                IWP_TRY_GOTO(iwp_kv_reserve(&s->kv, l, s->kv.layer[l].n + s->sp.reserve, err));
-    }
-    struct iwp_run run = {.n = 1,
-                          .rows = row,
-                          .span = span,
-                          .n_span = s->n_segment,
-                          .logits = s->logits,
-                          .tap_layer = -1};
-    IWP_TRY_GOTO(iwp_runner_layers(&s->runner, &run, err));
-    s->fed[s->n_fed++] = token;
-    s->has_logits = true;
-fail:
-    free(row);
-    return rc < 0 ? rc : 0;
-}
-
-int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err) {
-    IWP_REQUIRE(s->p && !s->running && s->n_segment > 0, err, IWP_EINVAL,
-                "feed: the prompt has not been run");
-    IWP_REQUIRE(token >= 0 && token < s->e->d.n_vocab, err, IWP_EINVAL, "feed: no token has id %d",
-                token);
-    IWP_REQUIRE(s->p->n + s->n_fed < s->sp.n_ctx, err, IWP_EINVAL,
-                "the context of %d tokens is full", s->sp.n_ctx);
-    const double t0 = iwp_clock_ms();
-    pthread_mutex_lock(&s->e->lock);
-    int rc = feed(s, token, err);
-    pthread_mutex_unlock(&s->e->lock);
-    s->st.ms_decode += iwp_clock_ms() - t0;
-    return rc;
-}
-
-int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
-    for (int32_t i = 0; i < n; i++) IWP_TRY(iwp_session_feed(s[i], token[i], err));
-    return 0;
-}
-
-int iwp_session_forget(iwp_session *s, int32_t n, iwp_err *err) {
-    IWP_REQUIRE(n >= 0 && n <= s->n_fed, err, IWP_EINVAL, "forget: %d of %d tokens", n, s->n_fed);
-    if (n == s->n_fed) return 0;
-    for (int32_t g = 0; g < s->n_segment; g++)
-        for (int32_t l = s->segment[g].l0; l < s->segment[g].l1; l++)
-            iwp_kv_truncate(&s->kv, l, s->segment[g].n_rows + n);
-    s->n_fed = n;
-    s->has_logits = false;
-    return 0;
 }

@@ -1,5 +1,5 @@
 /* Inside of a session, shared by its files: session.c (timeline), plan.c (which steps, what they cost),
- * cut.c (one selection), dump.c (what --dump-tensors writes).
+ * cut.c (one selection), feed.c (tokens after the prompt), dump.c (what --dump-tensors writes).
  *
  * A run is a list of steps made at begin: RUN rows through [l0, l1) chunk by chunk, MARK the residual of
  * all rows, PREV and QKV gather what a method reads, CUT selects and compacts.  Methods with several
@@ -19,6 +19,7 @@ struct iwp_engine {
     struct iwp_decoder d;
     iwp_prompter *prompter;
     struct iwp_sched *sched;
+    struct iwp_sched *lanes;     /* of batched tokens; NULL until the first */
     pthread_mutex_t lock;        /* graphs and selections take turns */
     pthread_mutex_t prompt_lock; /* one prompt is built at a time; taken before `lock` */
     bool has_vision;

@@ -10,8 +10,7 @@ static const struct {
 } cases[] = {{"llava-ov", "wide"},   {"llava-ov", "multi"},   {"llava-ov", "text"},
              {"qwen2.5-vl", "wide"}, {"qwen2.5-vl", "small"}, {"qwen2.5-vl", "text"}};
 
-static void check_run(iwp_engine *e, const iwp_prompt *p, const iwp_st *st, const char *tag,
-                      double keep, const char *prefix) {
+static iwp_session *start(iwp_engine *e, const iwp_prompt *p, const char *tag, double keep) {
     iwp_err err = {0};
     iwp_session *s = NULL;
     struct iwp_session_params sp = iwp_session_default_params();
@@ -25,6 +24,13 @@ static void check_run(iwp_engine *e, const iwp_prompt *p, const iwp_st *st, cons
     while ((rc = iwp_session_step(s, &err)) > 0) {
     }
     CHECK_MSG(rc == 0, "%s: %s", tag, err.msg);
+    return s;
+}
+
+static void check_run(iwp_engine *e, const iwp_prompt *p, const iwp_st *st, const char *tag,
+                      double keep, const char *prefix) {
+    iwp_err err = {0};
+    iwp_session *s = start(e, p, tag, keep);
     char name[64];
     snprintf(name, sizeof name, "%slogits_last", prefix);
     const double d = golden_diff(st, name, iwp_session_logits(s), iwp_engine_info(e).n_vocab);
@@ -59,6 +65,35 @@ static void check_run(iwp_engine *e, const iwp_prompt *p, const iwp_st *st, cons
     iwp_session_free(s);
 }
 
+static const char *const keeps[] = {"0.353", "0.222", "0.111"};
+
+/* The sessions of all budgets side by side, one token each at a time. */
+static void check_batch(iwp_engine *e, const iwp_prompt *p, const iwp_st *st, const char *tag) {
+    enum { MAX = 4 };
+    iwp_err err = {0};
+    iwp_session *s[MAX];
+    const struct iwp_st_tensor *tokens[MAX];
+    int32_t next[MAX], n = 0;
+    for (int i = -1; i < 3; i++) {
+        char name[64];
+        snprintf(name, sizeof name, i < 0 ? "greedy_tokens" : "iwp.%s.greedy_tokens",
+                 i < 0 ? "" : keeps[i]);
+        tokens[n] = iwp_st_find(st, name);
+        if (tokens[n]) s[n++] = start(e, p, tag, i < 0 ? 1 : atof(keeps[i]));
+    }
+    for (int64_t k = 0; n > 1 && k < tokens[0]->n; k++) {
+        for (int32_t i = 0; i < n; i++) {
+            int64_t want;
+            CHECK_INT(iwp_st_read_i64(tokens[i], k, 1, &want, &err), 0);
+            next[i] = iwp_sampler_pick(NULL, iwp_session_logits(s[i]), iwp_engine_info(e).n_vocab);
+            CHECK_MSG(next[i] == want, "%s: token %d of session %d is %d, wanted %d", tag, (int)k,
+                      (int)i, (int)next[i], (int)want);
+        }
+        CHECK_MSG(iwp_session_feed_batch(s, next, n, &err) == 0, "%s: %s", tag, err.msg);
+    }
+    for (int32_t i = 0; i < n; i++) iwp_session_free(s[i]);
+}
+
 static void check_case(iwp_engine *e, const char *root, const char *model, const char *name) {
     char path[800];
     iwp_err err = {0};
@@ -84,7 +119,6 @@ static void check_case(iwp_engine *e, const char *root, const char *model, const
     iwp_prompt *p = NULL;
     CHECK_MSG(iwp_engine_prompt(e, &r, &p, &err) == 0, "%s/%s: %s", model, name, err.msg);
     if (p) {
-        static const char *const keeps[] = {"0.353", "0.222", "0.111"};
         check_run(e, p, st, name, 1, "");
         for (int i = 0; i < 3; i++) {
             char prefix[32], probe[48];
@@ -92,6 +126,7 @@ static void check_case(iwp_engine *e, const char *root, const char *model, const
             snprintf(probe, sizeof probe, "%skept", prefix);
             if (iwp_st_find(st, probe)) check_run(e, p, st, name, atof(keeps[i]), prefix);
         }
+        check_batch(e, p, st, name);
     }
     iwp_engine_prompt_free(p);
     cJSON_Delete(j);

@@ -493,6 +493,62 @@ TEST(marks) {
     iwp_engine_close(e);
 }
 
+/* Tokens of several sessions in one graph: what each would get alone, whatever the others are.  A last bit
+ * that differs may turn the rounding of an f16 cache by 5e-4. */
+TEST(batch) {
+    static const char *const archs[] = {"qwen2", "qwen2vl", "llama"};
+    enum { N = 19 }; /* more than one graph takes */
+    iwp_err err = {0};
+    for (int a = 0; a < 3; a++) {
+        make_model(archs[a]);
+        iwp_engine *e = open_engine();
+        struct iwp_prompt p[N];
+        iwp_session *alone[N], *s[N];
+        for (int i = 0; i < N; i++) {
+            make_prompt(&p[i], a == 1 ? 3 : 1);
+            /* pact gives sizes, which are biases of the attention; compact renumbers from a layer on */
+            static const char *const methods[] = {NULL, "iwp", "pact", "uniform", "pyramiddrop"};
+            const char *name = methods[i % 5];
+            struct iwp_session_params sp = iwp_session_default_params();
+            sp.type_k = sp.type_v = i % 2 ? IWP_KV_F16 : IWP_KV_F32;
+            sp.positions = i % 3 ? IWP_POSITIONS_ORIGINAL : IWP_POSITIONS_COMPACT;
+            sp.reserve = 16;
+            struct iwp_params pp;
+            if (name) pp = method(name, 0.6, strcmp(name, "pyramiddrop") ? 1 + below(L - 1) : -1);
+            CHECK_INT(iwp_session_new(&alone[i], e, &sp, &err), 0);
+            CHECK_INT(iwp_session_new(&s[i], e, &sp, &err), 0);
+            run(alone[i], &p[i], name ? &pp : NULL);
+            run(s[i], &p[i], name ? &pp : NULL);
+        }
+        for (int k = 0; k < 20; k++) { /* the caches grow on the way */
+            int32_t token[N];
+            const int n = k == 0 ? 1 : k == 1 ? N : 2 + below(N - 1);
+            for (int i = 0; i < n; i++) token[i] = below(V);
+            CHECK_MSG(iwp_session_feed_batch(s, token, n, &err) == 0, "%s", err.msg);
+            for (int i = 0; i < n; i++) {
+                CHECK_INT(iwp_session_feed(alone[i], token[i], &err), 0);
+                const double d = worst(iwp_session_logits(s[i]), iwp_session_logits(alone[i]));
+                CHECK_MSG(d <= (i % 2 ? 5e-3 : 1e-5), "%s: session %d of %d, token %d: %g", M.arch,
+                          i, n, k, d);
+                if (n == 1) check_same(iwp_session_logits(s[0]), iwp_session_logits(alone[0]), "1");
+                for (int l = 0; l < L; l++) CHECK_INT(s[i]->kv.layer[l].n, alone[i]->kv.layer[l].n);
+            }
+        }
+        /* Refused as a whole: nobody gets a token. */
+        const int32_t fed = iwp_session_stats(s[0]).n_generated, bad[2] = {1, V}, good[2] = {1, 1};
+        iwp_session *const twice[2] = {s[0], s[0]};
+        CHECK_INT(iwp_session_feed_batch(s, bad, 2, &err), IWP_EINVAL);
+        CHECK_INT(iwp_session_feed_batch(twice, good, 2, &err), IWP_EINVAL);
+        CHECK_INT(iwp_session_stats(s[0]).n_generated, fed);
+        for (int i = 0; i < N; i++) {
+            iwp_session_free(alone[i]);
+            iwp_session_free(s[i]);
+            iwp_prompt_free(&p[i]);
+        }
+        iwp_engine_close(e);
+    }
+}
+
 /* A second question about the same picture: the lower layers of whole chunks are not run again. */
 TEST(reuse) {
     make_model("qwen2");
@@ -835,6 +891,7 @@ int main(void) {
     test_masked();
     test_same_bits();
     test_marks();
+    test_batch();
     test_reuse();
     test_reuse_any_order();
     test_continued();

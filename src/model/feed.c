@@ -1,0 +1,133 @@
+/* Tokens after the prompt: one into one session, or one into each of several sessions at once. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "model/session.h"
+
+static int check(const struct iwp_session *s, int32_t token, iwp_err *err) {
+    IWP_REQUIRE(s->p && !s->running && s->n_segment > 0, err, IWP_EINVAL,
+                "feed: the prompt has not been run");
+    IWP_REQUIRE(token >= 0 && token < s->e->d.n_vocab, err, IWP_EINVAL, "feed: no token has id %d",
+                token);
+    IWP_REQUIRE(s->p->n + s->n_fed < s->sp.n_ctx, err, IWP_EINVAL,
+                "the context of %d tokens is full", s->sp.n_ctx);
+    return 0;
+}
+
+/* Room for one more token in the list and in every layer. */
+static int make_room(struct iwp_session *s, iwp_err *err) {
+    if (s->n_fed == s->cap_fed) {
+        int32_t cap = s->cap_fed ? 2 * s->cap_fed : 64;
+        int32_t *p = realloc(s->fed, (size_t)cap * sizeof *p);
+        IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
+        s->fed = p;
+        s->cap_fed = cap;
+    }
+    for (int32_t l = 0; l < s->e->d.n_layer; l++)
+        if (s->kv.layer[l].n + 1 > s->kv.layer[l].cap)
+            IWP_TRY(iwp_kv_reserve(&s->kv, l, s->kv.layer[l].n + s->sp.reserve, err));
+    return 0;
+}
+
+static void took(struct iwp_session *s, int32_t token) {
+    s->fed[s->n_fed++] = token;
+    s->has_logits = true;
+}
+
+static int feed(struct iwp_session *s, int32_t token, iwp_err *err) {
+    const struct iwp_decoder *d = &s->e->d;
+    IWP_TRY(make_room(s, err));
+    float *row = malloc((size_t)d->d_model * sizeof *row);
+    IWP_REQUIRE(row, err, IWP_ENOMEM, "out of memory");
+    int rc = 0;
+    iwp_weights_row(d->embed, token, row);
+    struct iwp_span span[IWP_STAGE_MAX + 2];
+    int32_t pos[(IWP_STAGE_MAX + 2) * 3];
+    for (int32_t g = 0; g < s->n_segment; g++) {
+        const struct iwp_segment *e = &s->segment[g];
+        for (int32_t r = 0; r < 3; r++) pos[3 * g + r] = e->next_pos + s->n_fed;
+        span[g] = (struct iwp_span){e->l0, e->l1, pos + 3 * g, 1};
+    }
+    struct iwp_run run = {
+        .n = 1, .rows = row, .span = span, .n_span = s->n_segment, .logits = s->logits};
+    IWP_TRY_GOTO(iwp_runner_layers(&s->runner, &run, err));
+    took(s, token);
+fail:
+    free(row);
+    return rc < 0 ? rc : 0;
+}
+
+int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err) {
+    IWP_TRY(check(s, token, err));
+    const double t0 = iwp_clock_ms();
+    pthread_mutex_lock(&s->e->lock);
+    int rc = feed(s, token, err);
+    pthread_mutex_unlock(&s->e->lock);
+    s->st.ms_decode += iwp_clock_ms() - t0;
+    return rc;
+}
+
+/* ---- several sessions --------------------------------------------------------------------------- */
+
+/* n <= IWP_LANE_MAX sessions in one graph. */
+static int feed_lanes(struct iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
+    iwp_engine *e = s[0]->e;
+    const size_t d = (size_t)e->d.d_model, L = (size_t)e->d.n_layer;
+    struct iwp_lane lane[IWP_LANE_MAX];
+    int32_t *pos = malloc((size_t)n * L * sizeof *pos);
+    float *rows = malloc((size_t)n * d * sizeof *rows);
+    int rc = 0;
+    if (!pos || !rows) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+    if (!e->lanes)
+        IWP_TRY_GOTO(
+            iwp_sched_new(&e->lanes, e->b, iwp_runner_max_nodes(&e->d, IWP_LANE_MAX), err));
+    for (int32_t i = 0; i < n; i++) {
+        int32_t *at = pos + (size_t)i * L;
+        IWP_TRY_GOTO(make_room(s[i], err));
+        iwp_weights_row(e->d.embed, token[i], rows + (size_t)i * d);
+        for (int32_t g = 0; g < s[i]->n_segment; g++)
+            for (int32_t l = s[i]->segment[g].l0; l < s[i]->segment[g].l1; l++)
+                at[l] = s[i]->segment[g].next_pos + s[i]->n_fed;
+        lane[i] = (struct iwp_lane){&s[i]->runner, at, s[i]->logits};
+    }
+    IWP_TRY_GOTO(iwp_runner_lanes(e->lanes, lane, n, rows, err));
+    for (int32_t i = 0; i < n; i++) took(s[i], token[i]);
+fail:
+    free(pos);
+    free(rows);
+    return rc < 0 ? rc : 0;
+}
+
+int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
+    for (int32_t i = 0; i < n; i++) {
+        IWP_TRY(check(s[i], token[i], err));
+        IWP_REQUIRE(s[i]->e == s[0]->e, err, IWP_EINVAL, "feed: sessions of different models");
+        for (int32_t k = 0; k < i; k++)
+            IWP_REQUIRE(s[k] != s[i], err, IWP_EINVAL, "feed: one session twice in a batch");
+    }
+    for (int32_t i = 0; i < n; i += IWP_LANE_MAX) {
+        const int32_t m = n - i < IWP_LANE_MAX ? n - i : IWP_LANE_MAX;
+        const double t0 = iwp_clock_ms();
+        pthread_mutex_lock(&s[i]->e->lock);
+        int rc = m == 1 ? feed(s[i], token[i], err) : feed_lanes(s + i, token + i, m, err);
+        pthread_mutex_unlock(&s[i]->e->lock);
+        for (int32_t k = i; k < i + m; k++) s[k]->st.ms_decode += iwp_clock_ms() - t0;
+        IWP_TRY(rc);
+    }
+    return 0;
+}
+
+/* ---- taking back -------------------------------------------------------------------------------- */
+
+int iwp_session_forget(iwp_session *s, int32_t n, iwp_err *err) {
+    IWP_REQUIRE(n >= 0 && n <= s->n_fed, err, IWP_EINVAL, "forget: %d of %d tokens", n, s->n_fed);
+    if (n == s->n_fed) return 0;
+    for (int32_t g = 0; g < s->n_segment; g++)
+        for (int32_t l = s->segment[g].l0; l < s->segment[g].l1; l++)
+            iwp_kv_truncate(&s->kv, l, s->segment[g].n_rows + n);
+    s->n_fed = n;
+    s->has_logits = false;
+    return 0;
+}
