@@ -27,6 +27,18 @@ struct iwp_kern {
                  int32_t d);
     /* Sum of squares. */
     float (*norm2)(const float *x, int32_t d);
+    /* Many rows at once, each number as dots and norm2 give it: out[j*out_stride + i] = x_i · q_j. */
+    void (*dots_rows)(float *out, int64_t out_stride, const float *x, int64_t x_stride, int32_t n_x,
+                      const float *q, int64_t q_stride, int32_t n_q, int32_t d);
+    void (*norms2)(float *out, const float *x, int64_t stride, int32_t n, int32_t d);
+    /* The largest of x, -INFINITY for none. */
+    float (*max_of)(const float *x, int32_t n);
+    /* One head of a mean of exponentials, e[i] = logit[i] - offset: top[i] = max(top[i], e[i]), and
+     * sum[i] += exp(e[i] - top[i]) * weight[i].  weight may be NULL (ones); tokens whose weight is not
+     * above zero leave top alone. */
+    void (*head_top)(float *top, const float *logit, double offset, const float *weight, int32_t n);
+    void (*head_sum)(float *sum, const float *top, const float *logit, double offset,
+                     const float *weight, int32_t n);
     /* out[r][32] = panel lanes · block row r; panel [d][32], block [d][n_row], n_row ≤ 12. */
     void (*panel_dots)(float *out, const float *panel, const float *block, int32_t n_row,
                        int32_t d);

@@ -163,7 +163,10 @@ static void f16_to_f32(const uint16_t *src, float *dst, int32_t n) {
     for (; i < n; i++) dst[i] = _cvtsh_ss(src[i]);
 }
 
+#include "kern/kern_rows.h"
+
 void iwp_kern_init_avx2(struct iwp_kern *k) {
+    init_rows(k);
     k->dots = dots;
     k->norm2 = norm2;
     k->panel_dots = panel_dots;

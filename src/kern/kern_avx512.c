@@ -105,6 +105,111 @@ static float norm2(const float *x, int32_t d) {
     return tree(s);
 }
 
+/* The trees of 16 sums at once: out[4b + k] is that of s[4k + b].  Two vectors go into each step, so that
+ * no lane is idle. */
+static inline __m512 tree16(const __m512 *s) {
+    __m512 c[8], e[4], f[2];
+    _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) c[i] =
+        _mm512_add_ps(_mm512_shuffle_f32x4(s[2 * i], s[2 * i + 1], 0x44),
+                      _mm512_shuffle_f32x4(s[2 * i], s[2 * i + 1], 0xee));
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) e[i] =
+        _mm512_add_ps(_mm512_shuffle_f32x4(c[2 * i], c[2 * i + 1], 0x88),
+                      _mm512_shuffle_f32x4(c[2 * i], c[2 * i + 1], 0xdd));
+    _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) f[i] =
+        _mm512_add_ps(_mm512_shuffle_ps(e[2 * i], e[2 * i + 1], 0x44),
+                      _mm512_shuffle_ps(e[2 * i], e[2 * i + 1], 0xee));
+    return _mm512_add_ps(_mm512_shuffle_ps(f[0], f[1], 0x88), _mm512_shuffle_ps(f[0], f[1], 0xdd));
+}
+
+/* A few rows ahead, maybe past the end: an address, never a read. */
+static inline void ahead(const float *x, int64_t n) {
+    _mm_prefetch((const char *)((uintptr_t)x + (uintptr_t)n * sizeof *x), _MM_HINT_T0);
+}
+
+/* Two rows against R: every row of q is loaded once for both. */
+#define PAIR(R)                                                                                    \
+    static inline void pair##R(float *out, int64_t out_stride, const float *x, int64_t x_stride,   \
+                               const float *q, int64_t stride, int32_t d) {                        \
+        __m512 s[16];                                                                              \
+        float o[16];                                                                               \
+        int32_t t = 0;                                                                             \
+        _Pragma("GCC unroll 16") for (int r = 0; r < 16; r++) s[r] = _mm512_setzero_ps();          \
+        for (; t + 16 <= d; t += 16) {                                                             \
+            __m512 v = _mm512_loadu_ps(x + t), w = _mm512_loadu_ps(x + x_stride + t);              \
+            ahead(x, 4 * x_stride + t);                                                            \
+            ahead(x, 5 * x_stride + t);                                                            \
+            _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {                                  \
+                __m512 y = _mm512_loadu_ps(q + r * stride + t);                                    \
+                s[r] = _mm512_fmadd_ps(v, y, s[r]);                                                \
+                s[8 + r] = _mm512_fmadd_ps(w, y, s[8 + r]);                                        \
+            }                                                                                      \
+        }                                                                                          \
+        if (t < d) {                                                                               \
+            __mmask16 m = tail(d - t);                                                             \
+            __m512 v = _mm512_maskz_loadu_ps(m, x + t),                                            \
+                   w = _mm512_maskz_loadu_ps(m, x + x_stride + t);                                 \
+            _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {                                  \
+                __m512 y = _mm512_maskz_loadu_ps(m, q + r * stride + t);                           \
+                s[r] = _mm512_mask3_fmadd_ps(v, y, s[r], m);                                       \
+                s[8 + r] = _mm512_mask3_fmadd_ps(w, y, s[8 + r], m);                               \
+            }                                                                                      \
+        }                                                                                          \
+        _mm512_storeu_ps(o, tree16(s));                                                            \
+        _Pragma("GCC unroll 8") for (int r = 0; r < R; r++) {                                      \
+            out[r * out_stride] = o[4 * (r % 4) + r / 4];                                          \
+            out[r * out_stride + 1] = o[4 * (r % 4) + 2 + r / 4];                                  \
+        }                                                                                          \
+    }
+PAIR(1)
+PAIR(2)
+PAIR(3)
+PAIR(4)
+PAIR(5)
+PAIR(6)
+PAIR(7)
+PAIR(8)
+
+static void dots_rows(float *out, int64_t out_stride, const float *x, int64_t x_stride, int32_t n_x,
+                      const float *q, int64_t q_stride, int32_t n_q, int32_t d) {
+    static void (*const pairs[])(float *, int64_t, const float *, int64_t, const float *, int64_t,
+                                 int32_t) = {pair1, pair2, pair3, pair4,
+                                             pair5, pair6, pair7, pair8};
+    for (int32_t j = 0; j < n_q; j += 8) {
+        int32_t n = n_q - j < 8 ? n_q - j : 8, i = 0;
+        float *o = out + j * out_stride, last[8];
+        for (; i + 2 <= n_x; i += 2)
+            pairs[n - 1](o + i, out_stride, x + i * x_stride, x_stride, q + j * q_stride, q_stride,
+                         d);
+        if (i == n_x) continue;
+        dots(last, x + i * x_stride, q + j * q_stride, q_stride, n, d);
+        for (int32_t r = 0; r < n; r++) o[r * out_stride + i] = last[r];
+    }
+}
+
+static void norms2(float *out, const float *x, int64_t stride, int32_t n, int32_t d) {
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16, x += 16 * stride) {
+        __m512 s[16];
+        _Pragma("GCC unroll 16") for (int r = 0; r < 16; r++) { /* out lane 4b + k is s[4k + b] */
+            const float *row = x + (4 * (r % 4) + r / 4) * stride;
+            int32_t t = 0;
+            s[r] = _mm512_setzero_ps();
+            for (; t + 16 <= d; t += 16) {
+                __m512 v = _mm512_loadu_ps(row + t);
+                ahead(row, 16 * stride + t);
+                s[r] = _mm512_fmadd_ps(v, v, s[r]);
+            }
+            if (t < d) {
+                __mmask16 m = tail(d - t);
+                __m512 v = _mm512_maskz_loadu_ps(m, row + t);
+                s[r] = _mm512_mask3_fmadd_ps(v, v, s[r], m);
+            }
+        }
+        _mm512_storeu_ps(out + i, tree16(s));
+    }
+    for (; i < n; i++, x += stride) out[i] = norm2(x, d);
+}
+
 /* 2 vectors of lanes × R rows of accumulators in registers: 24 for R = 12. */
 #define TILE(R)                                                                                    \
     static void tile##R(float *out, const float *panel, const float *block, int32_t d) {           \
@@ -234,7 +339,11 @@ static void to_lanes(float *panel, const float *rows, int64_t stride, int32_t n)
             panel[(int64_t)t * IWP_PANEL + i] = rows[i * stride + t];
 }
 
+#define IWP_KERN_OWN_ROWS
+#include "kern/kern_rows.h"
+
 void iwp_kern_init_avx512(struct iwp_kern *k) {
+    init_rows(k);
     k->dots = dots;
     k->norm2 = norm2;
     k->panel_dots = panel_dots;

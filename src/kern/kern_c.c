@@ -107,7 +107,10 @@ static void to_lanes(float *panel, const float *rows, int64_t stride, int32_t n)
             panel[(int64_t)t * IWP_PANEL + i] = rows[i * stride + t];
 }
 
+#include "kern/kern_rows.h"
+
 void iwp_kern_init_c(struct iwp_kern *k) {
+    init_rows(k);
     k->dots = dots;
     k->norm2 = norm2;
     k->panel_dots = panel_dots;

@@ -151,7 +151,10 @@ static void f16_to_f32(const uint16_t *src, float *dst, int32_t n) {
         dst[i] = vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(src[i]))), 0);
 }
 
+#include "kern/kern_rows.h"
+
 void iwp_kern_init_neon(struct iwp_kern *k) {
+    init_rows(k);
     k->dots = dots;
     k->norm2 = norm2;
     k->panel_dots = panel_dots;

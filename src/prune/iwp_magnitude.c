@@ -9,7 +9,7 @@
 #include "kern/kern.h"
 #include "prune/iwp_parts.h"
 
-enum { CHUNK = 256 };
+enum { CHUNK = 256, BLOCK = 4, MAX_DIM = 1024, MAX_HEADS = 64 };
 
 struct metric {
     uint8_t reads_query, reads_key, reads_value, is_exp, per_query_head;
@@ -108,8 +108,7 @@ static float safe_dot(const float *x, const float *y, int32_t d, double factor) 
     return (float)(s > 1e38 ? 1e38 : s < -1e38 ? -1e38 : s);
 }
 
-static float safe_norm(const struct iwp_kern *kern, const float *x, int32_t d) {
-    float n2 = kern->norm2(x, d);
+static float safe_norm(float n2, const float *x, int32_t d) {
     if (n2 <= 1e37f && n2 >= 1e-30f) return sqrtf(n2);
     double s = 0;
     for (int32_t t = 0; t < d; t++) s += (double)x[t] * (double)x[t];
@@ -117,39 +116,62 @@ static float safe_norm(const struct iwp_kern *kern, const float *x, int32_t d) {
     return (float)(s > 1e38 ? 1e38 : s);
 }
 
+/* Row r of head g and the n - 1 rows after it, in float: in place, or converted into tmp. */
+static const float *rows_at(const struct iwp_array *a, int32_t r, int32_t n, int32_t g, float *tmp,
+                            int64_t *stride) {
+    *stride = a->row_stride;
+    if (a->dtype == IWP_DTYPE_F32) return iwp_array_row(a, r, g, tmp);
+    *stride = a->n_dim;
+    for (int32_t i = 0; i < n; i++) iwp_array_row(a, r + i, g, tmp + (size_t)i * (size_t)a->n_dim);
+    return tmp;
+}
+
+/* Logits of n ≤ BLOCK rows from r on.  A few rows at a time, head after head: k is read in order. */
+static void key_block(struct iwp_magnitude_plan *m, const struct iwp_kern *kern, int32_t r,
+                      int32_t n, float *tmp) {
+    int32_t group = m->n_head / m->n_head_kv, d = m->d;
+    int64_t n_row = m->v->n, stride;
+    float factor = 1.0f / sqrtf((float)d);
+    for (int32_t g = 0; g < m->n_head_kv; g++) {
+        const float *k = rows_at(m->k, r, n, g, tmp, &stride);
+        float *l = m->logit + (int64_t)g * group * n_row + r;
+        if (!m->q) {
+            kern->norms2(l, k, stride, n, d);
+            for (int32_t i = 0; i < n; i++) {
+                float x = 0.5f * factor * l[i];
+                if (!(x <= 1e37f)) {
+                    x = safe_dot(k + i * stride, k + i * stride, d, 0.5 * (double)factor);
+                    m->bad = 1;
+                }
+                l[i] = x;
+            }
+            continue;
+        }
+        const float *q = m->query + (int64_t)g * group * d;
+        kern->dots_rows(l, n_row, k, stride, n, q, d, group, d);
+        for (int32_t j = 0; j < group; j++, l += n_row, q += d)
+            for (int32_t i = 0; i < n; i++) {
+                l[i] = l[i] * factor;
+                if (fabsf(l[i]) <= 1e37f) continue;
+                l[i] = safe_dot(k + i * stride, q, d, (double)factor);
+                m->bad = 1;
+            }
+    }
+}
+
 static void key_rows(void *arg, int32_t chunk) {
     struct iwp_magnitude_plan *m = arg;
     const struct iwp_kern *kern = iwp_kern_get();
-    const struct iwp_view *v = m->v;
-    int32_t group = m->n_head / m->n_head_kv, d = m->d,
-            r1 = (chunk + 1) * CHUNK < v->n ? (chunk + 1) * CHUNK : v->n;
-    float factor = 1.0f / sqrtf((float)d), out[256], tmp[1024];
-    int gauss = !m->q;
+    const uint8_t *code = m->v->in->code;
+    int32_t r1 = (chunk + 1) * CHUNK < m->v->n ? (chunk + 1) * CHUNK : m->v->n;
+    float tmp[BLOCK * MAX_DIM];
     int visual_only =
         m->o->head_norm != HEAD_SOFTMAX_ALL && !metrics[m->o->magnitude].per_query_head;
-    for (int32_t r = chunk * CHUNK; r < r1; r++) {
-        if (visual_only && (v->in->code[r] == IWP_CODE_TEXT || v->in->code[r] == IWP_CODE_USER))
-            continue;
-        for (int32_t g = 0; g < m->n_head_kv; g++) {
-            const float *k = iwp_array_row(m->k, r, g, tmp);
-            if (gauss) {
-                float x = 0.5f * factor * kern->norm2(k, d);
-                if (!(x <= 1e37f)) x = safe_dot(k, k, d, 0.5 * (double)factor), m->bad = 1;
-                m->logit[(size_t)g * (size_t)v->n + (size_t)r] = x;
-                continue;
-            }
-            for (int32_t j0 = 0; j0 < group; j0 += 256) {
-                int32_t nj = group - j0 < 256 ? group - j0 : 256;
-                const float *q = m->query + (size_t)(g * group + j0) * (size_t)d;
-                kern->dots(out, k, q, d, nj, d);
-                for (int32_t j = 0; j < nj; j++) {
-                    float x = out[j] * factor;
-                    if (!(fabsf(x) <= 1e37f))
-                        x = safe_dot(k, q + (size_t)j * (size_t)d, d, (double)factor), m->bad = 1;
-                    m->logit[(size_t)(g * group + j0 + j) * (size_t)v->n + (size_t)r] = x;
-                }
-            }
-        }
+    for (int32_t r = chunk * CHUNK, n; r < r1; r += n) {
+        int text = code[r] == IWP_CODE_TEXT || code[r] == IWP_CODE_USER;
+        for (n = 1; n < BLOCK && r + n < r1; n++)
+            if ((code[r + n] == IWP_CODE_TEXT || code[r + n] == IWP_CODE_USER) != text) break;
+        if (!(visual_only && text)) key_block(m, kern, r, n, tmp);
     }
 }
 
@@ -158,17 +180,37 @@ static void norm_rows(void *arg, int32_t chunk) {
     const struct iwp_kern *kern = iwp_kern_get();
     const struct iwp_view *v = m->v;
     const struct iwp_array *a = m->val ? m->val : m->k;
-    int32_t i1 = (chunk + 1) * CHUNK < v->n_visual ? (chunk + 1) * CHUNK : v->n_visual;
-    float tmp[1024];
-    for (int32_t i = chunk * CHUNK; i < i1; i++)
-        for (int32_t g = 0; g < m->n_head_kv; g++) {
-            float x = safe_norm(kern, iwp_array_row(a, v->visual[i], g, tmp), m->d);
-            if (!(x < 1e38f)) m->bad = 1;
-            m->vnorm[(size_t)g * (size_t)v->n_visual + (size_t)i] = x;
+    int32_t i1 = (chunk + 1) * CHUNK < v->n_visual ? (chunk + 1) * CHUNK : v->n_visual,
+            heads = m->n_head_kv;
+    float tmp[MAX_DIM], n2[BLOCK * MAX_HEADS];
+    /* Heads side by side and rows behind each other are one long list of vectors. */
+    int packed =
+        a->dtype == IWP_DTYPE_F32 && heads <= MAX_HEADS && a->row_stride == heads * a->head_stride;
+    for (int32_t i = chunk * CHUNK, n; i < i1; i += n) {
+        n = 1;
+        if (packed) {
+            while (n < BLOCK && i + n < i1 && v->visual[i + n] == v->visual[i] + n) n++;
+            kern->norms2(n2, iwp_array_row(a, v->visual[i], 0, tmp), a->head_stride, n * heads,
+                         m->d);
         }
+        for (int32_t k = 0; k < n * heads; k++) {
+            int32_t g = k % heads, t = i + k / heads;
+            const float *row = iwp_array_row(a, v->visual[t], g, tmp);
+            float x = safe_norm(packed ? n2[k] : kern->norm2(row, m->d), row, m->d);
+            if (!(x < 1e38f)) m->bad = 1;
+            m->vnorm[(size_t)g * (size_t)v->n_visual + (size_t)t] = x;
+        }
+    }
 }
 
 /* ---- head normalisation ---------------------------------------------------------------------------- */
+
+/* l[at[i]] for i < n: a place in l when they are neighbours, else gathered into buf. */
+static const float *gather(const float *l, const int32_t *at, int32_t n, float *buf) {
+    if (at[n - 1] - at[0] == n - 1) return l + at[0];
+    for (int32_t i = 0; i < n; i++) buf[i] = l[at[i]];
+    return buf;
+}
 
 /* log of the sum of exponentials over all keys, or over the visual ones. */
 static double log_sum(const struct iwp_magnitude_plan *m, const float *l, int visual, float *max) {
@@ -176,16 +218,19 @@ static double log_sum(const struct iwp_magnitude_plan *m, const float *l, int vi
     const struct iwp_view *v = m->v;
     int32_t n = visual ? v->n_visual : v->n;
     float buf[CHUNK], top = -INFINITY;
-    for (int32_t i = 0; i < n; i++) {
-        float x = l[visual ? v->visual[i] : i];
-        top = x > top ? x : top;
-    }
     double sum = 0;
-    for (int32_t i0 = 0; i0 < n; i0 += CHUNK) {
-        int32_t c = n - i0 < CHUNK ? n - i0 : CHUNK;
-        for (int32_t i = 0; i < c; i++) buf[i] = l[visual ? v->visual[i0 + i] : i0 + i];
-        sum += (double)kern->exp_shift_sum(buf, top, c);
-    }
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t i0 = 0; i0 < n; i0 += CHUNK) {
+            int32_t c = n - i0 < CHUNK ? n - i0 : CHUNK;
+            const float *x = visual ? gather(l, v->visual + i0, c, buf) : l + i0;
+            if (pass == 0) {
+                float y = kern->max_of(x, c);
+                top = y > top ? y : top;
+                continue;
+            }
+            if (x != buf) memcpy(buf, x, sizeof(float) * (size_t)c);
+            sum += (double)kern->exp_shift_sum(buf, top, c);
+        }
     *max = top;
     return (double)top + iwp_math_log(sum);
 }
@@ -276,31 +321,23 @@ static void combine(void *arg, int32_t chunk) {
         weighted = metrics[m->o->magnitude].reads_value && !per_head;
     int32_t i0 = chunk * CHUNK, n = v->n_visual - i0 < CHUNK ? v->n_visual - i0 : CHUNK;
     float top[CHUNK], sum[CHUNK], e[CHUNK];
-    int run = v->visual[i0 + n - 1] - v->visual[i0] == n - 1; /* no text in between: no gather */
     for (int32_t i = 0; i < n; i++) top[i] = -INFINITY, sum[i] = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int32_t h = 0; h < m->n_head; h++) {
             const float *l = m->logit + (size_t)h * (size_t)v->n;
             int32_t row = per_head ? h : iwp_kv_head(h, m->n_head, m->n_head_kv);
             const float *w = m->weight + (size_t)row * (size_t)v->n_visual + i0;
-            if (run)
-                for (int32_t i = 0; i < n; i++)
-                    e[i] = (float)((double)l[v->visual[i0] + i] - m->offset[h]);
+            double offset = m->offset[h];
+            const float *x = gather(l, v->visual + i0, n, e);
+            if (per_head) {
+                for (int32_t i = 0; i < n; i++) e[i] = (float)((double)x[i] - offset) + w[i];
+                offset = 0;
+                x = e;
+            }
+            if (pass == 0) /* the largest exponent among the heads that count */
+                kern->head_top(top, x, offset, weighted ? w : NULL, n);
             else
-                for (int32_t i = 0; i < n; i++)
-                    e[i] = (float)((double)l[v->visual[i0 + i]] - m->offset[h]);
-            for (int32_t i = 0; per_head && i < n; i++) e[i] = e[i] + w[i];
-            if (pass == 0) { /* the largest exponent among the heads that count */
-                for (int32_t i = 0; i < n; i++)
-                    if ((!weighted || w[i] > 0) && e[i] > top[i]) top[i] = e[i];
-                continue;
-            }
-            for (int32_t i = 0; i < n; i++) {
-                float x = e[i] - top[i];
-                e[i] = x < 0 ? x : 0; /* NaN (no head counts) becomes 0, and is not used */
-            }
-            kern->exp_shift_sum(e, 0, n);
-            for (int32_t i = 0; i < n; i++) sum[i] = sum[i] + (weighted ? e[i] * w[i] : e[i]);
+                kern->head_sum(sum, top, x, offset, weighted ? w : NULL, n);
         }
     for (int32_t i = 0; i < n; i++) {
         double x = (double)sum[i];

@@ -62,6 +62,57 @@ static void compare_dots(const struct iwp_kern *c, const struct iwp_kern *k) {
                 }
 }
 
+static void compare_many_dots(const struct iwp_kern *c, const struct iwp_kern *k) {
+    static float x[40 * 1024], q[24 * 1024], a[24 * 40], b[24 * 40];
+    for (int s = 0; s < N_SIZE; s++)
+        for (int kind = 0; kind < 3; kind++)
+            for (int32_t n_x = 0; n_x <= 35; n_x = n_x < 5 ? n_x + 1 : 2 * n_x - 1)
+                for (int32_t n_q = 0; n_q <= 18; n_q++) {
+                    int32_t d = sizes[s], off = (n_x + n_q) % 4, pad = n_q % 2 ? 3 : 0;
+                    fill(x, (int64_t)n_x * (d + pad) + SLACK, kind);
+                    fill(q, (int64_t)n_q * (d + pad) + SLACK, kind);
+                    for (int i = 0; i < 24 * 40; i++) a[i] = b[i] = 77;
+                    c->dots_rows(a, 40, x + off, d + pad, n_x, q + off, d + pad, n_q, d);
+                    k->dots_rows(b, 40, x + off, d + pad, n_x, q + off, d + pad, n_q, d);
+                    CHECK_MSG(same(a, b, 24 * 40), "%s dots_rows d %d, %d x %d, kind %d", k->name,
+                              d, n_x, n_q, kind);
+                    for (int32_t i = 0; i < n_x; i++) { /* and the same as row by row */
+                        c->dots(b, x + off + i * (d + pad), q + off, d + pad, n_q, d);
+                        for (int32_t j = 0; j < n_q; j++)
+                            CHECK_MSG(same(a + j * 40 + i, b + j, 1), "dots_rows is not dots");
+                    }
+                    a[n_x] = b[n_x] = 77;
+                    c->norms2(a, x + off, d + pad, n_x, d);
+                    k->norms2(b, x + off, d + pad, n_x, d);
+                    CHECK_MSG(same(a, b, n_x + 1), "%s norms2 d %d, %d rows, kind %d", k->name, d,
+                              n_x, kind);
+                }
+}
+
+static void compare_heads(const struct iwp_kern *c, const struct iwp_kern *k) {
+    static float l[1024], w[1024], top[2][1024], sum[2][1024];
+    for (int s = 0; s < N_SIZE; s++)
+        for (int kind = 0; kind < 3; kind++)
+            for (int weighted = 0; weighted < 2; weighted++) {
+                int32_t n = sizes[s];
+                double offset = kind ? 1e19 : 0.1234567890123;
+                fill(l, n, kind);
+                fill(w, n, kind);
+                for (int i = 0; i < 1024; i++)
+                    top[0][i] = top[1][i] = i % 3 ? -INFINITY : value(0),
+                    sum[0][i] = sum[1][i] = 0.5f;
+                c->head_top(top[0], l, offset, weighted ? w : NULL, n);
+                k->head_top(top[1], l, offset, weighted ? w : NULL, n);
+                CHECK_MSG(same(top[0], top[1], 1024), "%s head_top n %d kind %d", k->name, n, kind);
+                c->head_sum(sum[0], top[0], l, offset, weighted ? w : NULL, n);
+                k->head_sum(sum[1], top[0], l, offset, weighted ? w : NULL, n);
+                CHECK_MSG(same(sum[0], sum[1], 1024), "%s head_sum n %d kind %d", k->name, n, kind);
+                float a = c->max_of(l, n), b = k->max_of(l, n), m = -INFINITY;
+                for (int32_t i = 0; i < n; i++) m = l[i] > m ? l[i] : m;
+                CHECK_MSG(a == b && a == m, "%s max_of n %d kind %d", k->name, n, kind);
+            }
+}
+
 static void compare_panels(const struct iwp_kern *c, const struct iwp_kern *k) {
     static float panel[IWP_PANEL * 1024 + SLACK], block[IWP_BLOCK * 1024 + SLACK];
     float a[IWP_BLOCK * IWP_PANEL + 1], b[IWP_BLOCK * IWP_PANEL + 1];
@@ -166,6 +217,8 @@ TEST(paths_equal_reference) {
         CHECK_STR(k->name, paths[i]);
         compare_dots(c, k);
         compare_panels(c, k);
+        compare_many_dots(c, k);
+        compare_heads(c, k);
         compare_exp(c, k);
         compare_rows(c, k);
         compare_moves(c, k);
