@@ -122,13 +122,15 @@ struct iwp_prompt_request {
     bool keep_pixels;          /* keep the RGB pictures, for overlays */
     bool tap_features, tap_qk; /* what the pruning method reads from the tower */
     int32_t tap_block; /* encoder block of queries and keys; negative from the end (-1 = last) */
+    bool in_tower;     /* the method below merges rows inside the tower's blocks */
+    struct iwp_params tower;
     /* Asked every few milliseconds while pictures are encoded; true ends that with IWP_ECANCELLED.
      * Meanwhile it (or another thread) may step and feed sessions, but not build a prompt itself. */
     bool (*cancel)(void *ctx);
     void *cancel_ctx;
 };
 
-/* Fills resize_* and tap_* from what a method reads; call after setting its options.  NULL: none. */
+/* Fills resize_*, tap_* and the tower's method from what a method reads; call after setting its options.  NULL: none. */
 IWP_API void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_params *prune);
 
 IWP_API int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
@@ -203,6 +205,7 @@ IWP_API int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_p
 /* What a run did; pointers live until the next begin or rewind. */
 struct iwp_session_stage {
     int32_t layer; /* -1: before the decoder */
+    int32_t block; /* encoder block that merged, its rows of all tiles counted; -1: none */
     int32_t visual_kept;
 };
 struct iwp_session_stats {

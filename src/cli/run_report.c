@@ -69,7 +69,11 @@ static void put_prune(struct iwp_json_out *w, const struct iwp_run_job *j,
         iwp_json_open_array(w, "stages");
         for (int32_t i = 0; i < st->n_stage; i++) {
             iwp_json_open_object(w, NULL);
-            iwp_json_put_int(w, "layer", st->stage[i].layer);
+            if (st->stage[i].layer >= 0)
+                iwp_json_put_int(w, "layer", st->stage[i].layer);
+            else
+                iwp_json_put_null(w, "layer");
+            if (st->stage[i].block >= 0) iwp_json_put_int(w, "block", st->stage[i].block);
             iwp_json_put_int(w, "visual_kept", st->stage[i].visual_kept);
             iwp_json_close_object(w);
         }
@@ -160,18 +164,36 @@ int iwp_run_json(const struct iwp_run_job *j, const struct iwp_run_result *r, iw
     return rc;
 }
 
+/* "L8,16,24 keep 35.3%: 576 -> 288 -> 144 -> 72 visual": a count for every stage of the decoder. */
+static void put_stages(const struct iwp_session_stats *st, double keep, char *to, size_t cap) {
+    size_t at = 0;
+    const char *mark = " L";
+    for (int32_t i = 0; i < st->n_stage && at < cap; i++) {
+        if (st->stage[i].layer < 0) continue;
+        at += (size_t)snprintf(to + at, cap - at, "%s%d", mark, st->stage[i].layer);
+        mark = ",";
+    }
+    if (at < cap)
+        at += (size_t)snprintf(to + at, cap - at, " keep %.1f%%: %d", 100 * keep, st->n_visual);
+    for (int32_t i = 0; i < st->n_stage && at < cap; i++)
+        if (st->stage[i].layer >= 0)
+            at += (size_t)snprintf(to + at, cap - at, " -> %d", st->stage[i].visual_kept);
+    if (at < cap && (st->n_stage == 0 || st->stage[0].layer < 0))
+        snprintf(to + at, cap - at, " -> %d", st->n_kept);
+}
+
 void iwp_run_summary(const struct iwp_run_job *j, const struct iwp_run_result *r) {
     const struct iwp_session_stats st = iwp_session_stats(j->s);
-    char head[160];
+    char head[2400];
     if (!j->use_prune) {
         snprintf(head, sizeof head, "prompt %d tokens, %d visual", st.n_prompt, st.n_visual);
     } else {
-        char where[16] = "";
-        if (st.n_stage > 0 && st.stage[0].layer >= 0)
-            snprintf(where, sizeof where, " L%d", st.stage[0].layer);
-        snprintf(head, sizeof head, "prune %s%s keep %.1f%%: %d -> %d visual",
-                 iwp_method_info(j->prune.method)->name, where, 100 * keep_ratio(j, &st),
-                 st.n_visual, st.n_kept);
+        char stages[2000];
+        put_stages(&st, keep_ratio(j, &st), stages, sizeof stages);
+        snprintf(head, sizeof head,
+                 "prune %s%s visual | layer average %.1f%% | prefill %.3g of %.3g GFLOP",
+                 iwp_method_info(j->prune.method)->name, stages, 100 * st.layer_average,
+                 st.flops / 1e9, st.flops_full / 1e9);
     }
     iwp_log(IWP_LOG_INFO,
             "%s | encode %.0f ms | select %.1f ms | prefill %.0f ms | ttft %.0f ms | decode %.1f "

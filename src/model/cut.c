@@ -287,50 +287,117 @@ static int start_state(struct iwp_session *s, const struct iwp_input *in, iwp_er
     return 0;
 }
 
-int iwp_session_cut(struct iwp_session *s, const struct iwp_step *t, iwp_err *err) {
+/* Methods of the tower merge before the projector (methods-encoder 1.1): merged [to][D] by first mention
+ * in the list.  Where the projector itself joins rows (Qwen) they merge its output, and NULL says so. */
+static int project_merges(struct iwp_session *s, const struct iwp_step *t,
+                          const struct iwp_selection *sel, float **merged, iwp_err *err) {
+    const struct iwp_prompt *p = s->p;
+    *merged = NULL;
+    if (s->stage[t->stage].site != IWP_SITE_TOWER || sel->n_merge == 0 || !p->vit_features ||
+        p->vit_merge > 1)
+        return 0;
+    const size_t d = (size_t)p->d_vit, cap = (size_t)sel->n_merge;
+    float *x = calloc(cap * d, sizeof *x);
+    int32_t *slot = malloc(2 * (size_t)p->n_visual * sizeof *slot), *row = NULL, n = 0;
+    *merged = malloc(cap * (size_t)s->rows.d * sizeof **merged);
+    int rc = 0;
+    if (!x || !slot || !*merged) IWP_FAIL(err, IWP_ENOMEM, "out of memory for merged rows");
+    row = slot + p->n_visual; /* encoder row of each visual token */
+    for (int32_t i = 0, v = 0, k = p->vit_cls; i < p->n; i++) {
+        if (p->code[i] == IWP_CODE_TEXT || p->code[i] == IWP_CODE_USER) continue;
+        slot[v] = -1;
+        row[v++] = p->code[i] == IWP_CODE_VISUAL ? k++ : -1;
+    }
+    for (int32_t m = 0; m < sel->n_merge; m++) {
+        const struct iwp_merge *e = &sel->merge[m];
+        if (row[e->from] < 0) IWP_FAIL(err, IWP_EINTERNAL, "a merged token has no encoder row");
+        if (slot[e->to] < 0) slot[e->to] = n++;
+        const float *f = p->vit_features + (size_t)row[e->from] * d;
+        float *y = x + (size_t)slot[e->to] * d;
+        for (size_t i = 0; i < d; i++) y[i] += e->weight * f[i];
+    }
+    rc = iwp_prompter_project(s->e->prompter, x, n, *merged, err);
+fail:
+    free(x);
+    free(slot);
+    return rc;
+}
+
+/* Asks the method.  sel's arrays are the caller's to free, also after a failure. */
+static int choose(struct iwp_session *s, const struct iwp_step *t, int32_t nv,
+                  struct iwp_selection *sel, iwp_err *err) {
     const struct iwp_exec *exec = &s->e->b->exec;
     struct given g;
-    struct iwp_selection sel = {0};
     struct iwp_params p = s->prune;
     void *ws = NULL;
     int rc = 0;
-    const double t0 = iwp_clock_ms();
     if (s->n_stage > 1) p.budget.n_keep = s->stage[t->stage].n_keep;
     IWP_TRY_GOTO(give(s, &g, t->stage, err));
     IWP_TRY_GOTO(start_state(s, &g.in, err));
-    int32_t nv = 0;
-    for (int32_t i = 0; i < s->rows.n; i++) nv += s->rows.visual[i] >= 0;
     int64_t bytes = iwp_select_workspace(&p, &g.in, exec, err);
     if (bytes < 0) {
         rc = (int)bytes;
         goto fail;
     }
     ws = malloc((size_t)bytes);
-    sel.keep = malloc(((size_t)nv + 1) * sizeof *sel.keep);
-    sel.sizes = malloc(((size_t)nv + 1) * sizeof *sel.sizes);
-    sel.merge = malloc(2 * ((size_t)nv + 1) * sizeof *sel.merge);
-    sel.scores = malloc(((size_t)nv + 1) * sizeof *sel.scores);
-    if (!ws || !sel.keep || !sel.sizes || !sel.merge || !sel.scores)
+    sel->sizes = malloc(((size_t)nv + 1) * sizeof *sel->sizes);
+    sel->merge = malloc(2 * ((size_t)nv + 1) * sizeof *sel->merge);
+    sel->scores = malloc(((size_t)nv + 1) * sizeof *sel->scores);
+    if (!ws || !sel->sizes || !sel->merge || !sel->scores)
         IWP_FAIL(err, IWP_ENOMEM, "out of memory for the selection");
-    IWP_TRY_GOTO(iwp_select(&p, &g.in, s->state, ws, (size_t)bytes, exec, &sel, err));
-    if (t->stage == 0 && sel.has_scores) {
-        memcpy(s->scores, sel.scores, (size_t)nv * sizeof *s->scores);
+    IWP_TRY_GOTO(iwp_select(&p, &g.in, s->state, ws, (size_t)bytes, exec, sel, err));
+    if (t->stage == 0 && sel->has_scores) {
+        memcpy(s->scores, sel->scores, (size_t)nv * sizeof *s->scores);
         s->has_scores = true;
     }
+fail:
+    given_free(&g);
+    free(ws);
+    return rc < 0 ? rc : 0;
+}
+
+static void note_stage(struct iwp_session *s, int32_t layer, int32_t block, int32_t kept) {
+    if (s->st.n_stage == IWP_STAGE_MAX) return;
+    s->st.stage[s->st.n_stage++] = (struct iwp_session_stage){layer, block, kept};
+}
+
+/* Blocks of the tower that merged rows; the last one is the cut itself. */
+static void note_blocks(struct iwp_session *s) {
+    const struct iwp_prompt *p = s->p;
+    for (int32_t b = 0; b + 1 < p->n_tower_block && s->st.n_stage + 1 < IWP_STAGE_MAX; b++)
+        if (p->tower_after[b] < (b ? p->tower_after[b - 1] : p->n_tower_row))
+            note_stage(s, -1, b, p->tower_after[b]);
+}
+
+int iwp_session_cut(struct iwp_session *s, const struct iwp_step *t, iwp_err *err) {
+    struct iwp_selection sel = {0};
+    float *merged = NULL;
+    int rc = 0;
+    const double t0 = iwp_clock_ms();
+    const bool done = s->p->tower_keep != NULL; /* inside the tower */
+    int32_t nv = 0, k = 0;
+    for (int32_t i = 0; i < s->rows.n; i++) nv += s->rows.visual[i] >= 0;
+    sel.keep = malloc(((size_t)nv + 1) * sizeof *sel.keep);
+    if (!sel.keep) IWP_FAIL(err, IWP_ENOMEM, "out of memory for the selection");
+    if (done) {
+        sel.n_keep = s->p->n_tower_keep;
+        memcpy(sel.keep, s->p->tower_keep, (size_t)sel.n_keep * sizeof *sel.keep);
+        note_blocks(s);
+    } else {
+        IWP_TRY_GOTO(choose(s, t, nv, &sel, err));
+    }
+    IWP_TRY_GOTO(project_merges(s, t, &sel, &merged, err));
     IWP_TRY_GOTO(keep_for_dump(s, t, err));
-    IWP_TRY_GOTO(iwp_stream_apply(&s->rows, &sel, renumbers(s), err));
+    IWP_TRY_GOTO(iwp_stream_apply(&s->rows, &sel, merged, renumbers(s), err));
     if (s->rows.n == 0) IWP_FAIL(err, IWP_EINVAL, "the cut leaves nothing of the prompt");
-    int32_t k = 0;
     for (int32_t i = 0; i < s->rows.n; i++)
         if (s->rows.visual[i] >= 0) s->keep[k++] = s->rows.visual[i];
     s->st.n_kept = k;
-    s->st.stage[s->st.n_stage].layer = s->stage[t->stage].site == IWP_SITE_LAYER ? t->l0 : -1;
-    s->st.stage[s->st.n_stage++].visual_kept = k;
+    note_stage(s, s->stage[t->stage].site == IWP_SITE_LAYER ? t->l0 : -1, -1, k);
     iwp_gathered_free(&s->got);
 fail:
     s->st.ms_select += iwp_clock_ms() - t0;
-    given_free(&g);
-    free(ws);
+    free(merged);
     free(sel.keep);
     free(sel.sizes);
     free(sel.merge);

@@ -118,6 +118,7 @@ void iwp_item_free(struct iwp_item *it) {
     free(it->size);
     free(it->frame);
     free(it->pixel_values);
+    free(it->keep);
     iwp_tower_out_free(&it->own);
     *it = (struct iwp_item){0};
 }
@@ -296,8 +297,8 @@ static int shrink(const struct iwp_pre_params *p, struct iwp_item *it, iwp_err *
     IWP_TRY(
         iwp_pre_fit_tokens(p, it->width, it->height, it->n_frame, it->mode, it->target, &fit, err));
     IWP_REQUIRE(fit.n_token <= it->target, err, IWP_EINVAL,
-                "%s: method resize reaches %d to %d visual tokens with this model, not %d",
-                it->label, fit.n_token, it->plan.n_token, it->target);
+                "method resize reaches %d to %d visual tokens with this model, not %d", fit.n_token,
+                it->plan.n_token, it->target);
     for (int32_t i = 0; i < it->n_frame; i++) {
         struct iwp_image small;
         IWP_TRY(iwp_image_resize(&it->frame[i], fit.w, fit.h, p->filter, &small, err));
@@ -316,6 +317,10 @@ static void make_key(const struct iwp_item *it, const struct iwp_prompt_request 
     iwp_sha256_init(&s);
     iwp_sha256_add(&s, it->sha, sizeof it->sha);
     iwp_sha256_add(&s, what, sizeof what);
+    if (it->keep) {
+        iwp_sha256_add(&s, it->keep, (size_t)it->n_keep * sizeof *it->keep);
+        iwp_sha256_add(&s, r->tower.opt.bytes, sizeof r->tower.opt.bytes);
+    }
     iwp_sha256_end(&s, key);
 }
 
@@ -332,6 +337,8 @@ static int encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
                                         .features = r->tap_features,
                                         .qk = r->tap_qk,
                                         .block = r->tap_block,
+                                        .merge = it->keep ? &r->tower : NULL,
+                                        .keep = it->keep,
                                         .cancel = r->cancel,
                                         .cancel_ctx = r->cancel_ctx};
     if (rc >= 0) rc = iwp_tower_encode(e->tower, &it->plan, pixels, &want, &it->own, err);

@@ -28,6 +28,8 @@ struct iwp_item {
     int32_t width, height;   /* of the file */
     struct iwp_pre_plan plan;
     int32_t target; /* resize control: at most this many tokens; 0: off */
+    int32_t *keep;  /* [tiles or frames] rows a method leaves of each inside the tower; NULL: all */
+    int32_t n_keep;
 
     const struct iwp_tower_out *out; /* in the cache or `own`; until the next call on the encoder */
     struct iwp_tower_out own;

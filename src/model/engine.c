@@ -120,7 +120,7 @@ void iwp_engine_set_cancel(iwp_engine *e, bool (*cancel)(void *ctx), void *ctx) 
 void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_params *prune) {
     r->resize_keep = 0;
     r->resize_tokens = 0;
-    r->tap_features = r->tap_qk = false;
+    r->tap_features = r->tap_qk = r->in_tower = false;
     r->tap_block = -1;
     if (!prune) return;
     const struct iwp_method_info *m = iwp_method_info(prune->method);
@@ -135,8 +135,15 @@ void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_param
             need[i].tensor == IWP_TENSOR_VIT_FEATURES || need[i].tensor == IWP_TENSOR_TEXT_EMBEDS;
         r->tap_qk |= need[i].tensor == IWP_TENSOR_VIT_Q || need[i].tensor == IWP_TENSOR_VIT_K;
     }
-    if ((m->flags & IWP_METHOD_ENGINE_ONLY) && m->site != IWP_SITE_MEDIA)
-        r->tap_features = true; /* it projects encoder rows */
+    if ((m->flags & IWP_METHOD_CHANGES_ENCODER) && r->tap_qk) {
+        r->tap_qk = false; /* it acts where those keys are */
+        r->in_tower = true;
+        r->tower = *prune;
+        return;
+    }
+    /* It projects encoder rows, or merges them before the projector. */
+    if (m->site != IWP_SITE_MEDIA && (m->flags & IWP_METHOD_ENGINE_ONLY)) r->tap_features = true;
+    if (m->site == IWP_SITE_TOWER && (m->flags & IWP_METHOD_MERGES)) r->tap_features = true;
 }
 
 struct pause {

@@ -30,6 +30,8 @@ void iwp_prompt_free(struct iwp_prompt *p) {
     free(p->vit_k);
     free(p->window);
     free(p->text_embeds);
+    free(p->tower_keep);
+    free(p->tower_after);
     *p = (struct iwp_prompt){0};
 }
 
@@ -84,6 +86,39 @@ static void shift_cells(const struct iwp_pre_plan *plan, struct iwp_pre_row *row
     }
 }
 
+/* The projector row a token mostly is. */
+static int32_t main_row(const struct iwp_pre_row *r) {
+    int32_t best = 0;
+    for (int32_t k = 1; k < r->n; k++)
+        if (r->weight[k] > r->weight[best]) best = k;
+    return r->row[best];
+}
+
+/* Which tokens of an item stand for the groups that the tower left: the one at the group's own place,
+ * else (that place is padding, or between features) the first. */
+static int keep_leads(struct iwp_prompt *p, const struct iwp_item *it,
+                      const struct iwp_pre_row *row, iwp_err *err) {
+    const int32_t *lead = it->out->lead, n = it->plan.n_token;
+    bool ok = true;
+    int32_t *token = malloc((size_t)it->out->n_row * sizeof *token);
+    p->tower_keep = grow(p->tower_keep, (size_t)(p->n_visual + n), sizeof *p->tower_keep, &ok);
+    if (!ok || !token) {
+        free(token);
+        return iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    }
+    for (int32_t i = 0; i < it->out->n_row; i++) token[i] = -1;
+    for (int32_t i = 0; i < n; i++) {
+        if (!row[i].n) continue;
+        const int32_t at = main_row(&row[i]), own = lead[at];
+        if (token[own] < 0 || (at == own && main_row(&row[token[own]]) != own)) token[own] = i;
+    }
+    for (int32_t i = 0; i < n; i++)
+        if (!row[i].n || token[lead[main_row(&row[i])]] == i)
+            p->tower_keep[p->n_tower_keep++] = p->n_visual + i;
+    free(token);
+    return 0;
+}
+
 /* Appends an encoded item's rows, units and taps. */
 static int append_rows(struct work *w, struct iwp_prompt *p, struct iwp_item *it,
                        struct iwp_prompt_image *im, iwp_err *err) {
@@ -98,6 +133,7 @@ static int append_rows(struct work *w, struct iwp_prompt *p, struct iwp_item *it
     p->unit_image = grow(p->unit_image, total, sizeof *p->unit_image, &ok);
     p->unit_tile = grow(p->unit_tile, total, sizeof *p->unit_tile, &ok);
     p->unit_frame = grow(p->unit_frame, total, sizeof *p->unit_frame, &ok);
+    if (it->out->lead) IWP_TRY(keep_leads(p, it, im->row, err));
     const size_t vit = (size_t)(w->n_vit + n); /* one row is reserved for the class token */
     if (w->r->tap_features)
         p->vit_features = grow(p->vit_features, (vit + 1) * dv, sizeof *p->vit_features, &ok);
@@ -192,6 +228,139 @@ static int set_targets(struct work *w, iwp_err *err) {
     return 0;
 }
 
+/* ---- Merging inside the tower --------------------------------------------------------------- */
+
+/* A tile (or frame) of an item: rows of the tower, tokens that come of them, how many rows may stay; one
+ * of the tokens may be the class token, which is never merged and comes on top. */
+struct tile {
+    int32_t item, rows, cls, n, keep;
+};
+
+/* Shares m of the tokens of tiles [0, n) by their counts: whole parts, then the largest remainders. */
+static void share(struct tile *t, int32_t n, int64_t m) {
+    int64_t total = 0, left = m;
+    for (int32_t i = 0; i < n; i++) total += t[i].n;
+    for (int32_t i = 0; i < n; i++) left -= t[i].keep = (int32_t)(total ? m * t[i].n / total : 0);
+    for (; left > 0; left--) {
+        int32_t best = -1;
+        int64_t rest = -1;
+        for (int32_t i = 0; i < n; i++) {
+            const int64_t r = m * t[i].n - (int64_t)t[i].keep * total;
+            if (t[i].keep < t[i].n && r > rest) {
+                best = i;
+                rest = r;
+            }
+        }
+        if (best < 0) return;
+        t[best].keep++;
+    }
+}
+
+static int count_tiles(struct work *w, struct tile **out, int32_t *n_out, iwp_err *err) {
+    const struct iwp_tower_info *v = iwp_tower_info(w->m->tower);
+    const bool qwen = v->pre.kind == IWP_PRE_QWEN2_5_VL;
+    struct tile *tile = NULL;
+    int32_t n = 0;
+    *out = NULL;
+    for (int32_t k = 0; k < w->n_item; k++) {
+        IWP_TRY(iwp_item_plan(w->m->encoder, &w->item[k], w->r, err));
+        const struct iwp_pre_plan *q = &w->item[k].plan;
+        const int32_t count = qwen ? q->grid_t : q->n_tile,
+                      rows = qwen ? q->grid_h * q->grid_w / v->merge : q->side * q->side;
+        struct iwp_pre_row *row = malloc((size_t)q->n_token * sizeof *row);
+        bool ok = row != NULL;
+        *out = tile = grow(tile, (size_t)(n + count), sizeof *tile, &ok);
+        if (!ok) {
+            free(row);
+            return iwp_err_set(err, IWP_ENOMEM, "out of memory");
+        }
+        for (int32_t i = 0; i < count; i++)
+            tile[n + i] = (struct tile){k, rows, v->class_last, 0, 0};
+        iwp_pre_rows(q, row);
+        for (int32_t i = 0; i < q->n_token; i++)
+            if (row[i].n) tile[n + main_row(&row[i]) / rows].n++;
+        free(row);
+        n += count;
+    }
+    *n_out = n;
+    return 0;
+}
+
+/* Counts by the budget's scope: all tiles together, those of an item, or each alone. */
+static void budget_tiles(const struct iwp_budget *b, struct tile *tile, int32_t n) {
+    int64_t total = 0;
+    for (int32_t i = 0; i < n; i++) total += tile[i].n;
+    const double keep = b->n_keep ? (double)b->n_keep / (double)total : b->keep;
+    for (int32_t i = 0, j; i < n; i = j) {
+        int64_t here = 0;
+        for (j = i; j < n; j++) {
+            const bool apart = b->scope == IWP_SCOPE_GLOBAL  ? false
+                               : b->scope == IWP_SCOPE_IMAGE ? tile[j].item != tile[i].item
+                                                             : j > i;
+            if (apart) break;
+            here += tile[j].n;
+        }
+        share(tile + i, j - i,
+              b->n_keep && here == total ? b->n_keep : iwp_keep_count(keep, (int32_t)here));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const bool all = tile[i].keep >= tile[i].n; /* padding too */
+        tile[i].keep -= tile[i].cls;
+        if (all || tile[i].keep > tile[i].rows) tile[i].keep = tile[i].rows;
+        if (tile[i].keep < 1) tile[i].keep = 1;
+    }
+}
+
+static int check_tiles(const struct iwp_params *p, const struct tile *tile, int32_t n,
+                       iwp_err *err) {
+    int64_t total = 0, m = p->budget.n_keep;
+    int32_t least = 0;
+    for (int32_t i = 0; i < n; i++) {
+        total += tile[i].n;
+        least += tile[i].n > 0 ? 1 + tile[i].cls : 0;
+    }
+    IWP_REQUIRE(m <= total, err, IWP_EINVAL, "--keep-tokens %lld: there are %lld visual tokens",
+                (long long)m, (long long)total);
+    if (!m) m = iwp_keep_count(p->budget.keep, (int32_t)total);
+    IWP_REQUIRE(p->budget.scope != IWP_SCOPE_GLOBAL || m >= least, err, IWP_EINVAL,
+                "method %s reaches %d to %lld of %lld tokens, not %lld",
+                iwp_method_info(p->method)->name, least, (long long)total, (long long)total,
+                (long long)m);
+    return 0;
+}
+
+/* Turns the budget of a method that acts inside the tower into rows per tile. */
+static int set_merging(struct work *w, struct iwp_prompt *p, iwp_err *err) {
+    if (!w->r->in_tower) return 0;
+    const int32_t n_block = iwp_tower_info(w->m->tower)->n_block;
+    struct tile *tile = NULL;
+    int32_t n = 0, *after = calloc(2 * (size_t)n_block, sizeof *after);
+    int rc = 0;
+    if (!after) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+    IWP_TRY_GOTO(count_tiles(w, &tile, &n, err));
+    IWP_TRY_GOTO(check_tiles(&w->r->tower, tile, n, err));
+    budget_tiles(&w->r->tower.budget, tile, n);
+    for (int32_t i = 0; i < n; i++) {
+        struct iwp_item *it = &w->item[tile[i].item];
+        int32_t *keep = realloc(it->keep, (size_t)(it->n_keep + 1) * sizeof *keep);
+        if (!keep) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+        it->keep = keep;
+        keep[it->n_keep++] = tile[i].keep;
+        IWP_TRY_GOTO(iwp_tower_merge_plan(w->m->tower, &w->r->tower, tile[i].rows, tile[i].keep,
+                                          after + n_block, err));
+        for (int32_t b = 0; b < n_block; b++) after[b] += after[n_block + b];
+        p->n_tower_row += tile[i].rows;
+    }
+    p->tower_method = w->r->tower.method;
+    p->tower_after = after;
+    p->n_tower_block = n_block;
+    after = NULL;
+fail:
+    free(after);
+    free(tile);
+    return rc;
+}
+
 static int encode_media(struct work *w, struct iwp_prompt *p, iwp_err *err) {
     int32_t n = 0, n_picture = 0;
     for (int32_t i = 0; i < w->pieces.n; i++)
@@ -217,6 +386,7 @@ static int encode_media(struct work *w, struct iwp_prompt *p, iwp_err *err) {
                                                 : IWP_PRE_SINGLE;
     }
     IWP_TRY(set_targets(w, err));
+    IWP_TRY(set_merging(w, p, err));
     for (int32_t i = 0; i < n; i++) {
         struct iwp_item *it = &w->item[i];
         struct iwp_prompt_image *im = &p->image[p->n_image++];

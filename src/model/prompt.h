@@ -60,6 +60,12 @@ struct iwp_prompt {
     float *text_embeds;   /* [n_text_embed][d_vit] of a text tower, NULL when the model has none */
     int32_t n_text_embed;
 
+    /* A method merged rows inside the tower: the visual tokens that stand for the groups, ascending, and
+     * rows of all tiles before the first and after each block.  NULL: none did. */
+    const struct iwp_method *tower_method;
+    int32_t *tower_keep, n_tower_keep;
+    int32_t *tower_after, n_tower_block, n_tower_row;
+
     double ms_decode_image, ms_preprocess, ms_encode; /* 0 when it came from the cache */
 };
 

@@ -230,11 +230,19 @@ static int set_tower_options(struct iwp_params *prune, const struct iwp_prompt *
 static int set_method(struct iwp_session *s, const struct iwp_params *prune, iwp_err *err) {
     s->pruned = prune != NULL;
     s->n_stage = 0;
+    IWP_REQUIRE(!s->p->tower_keep || (prune && prune->method == s->p->tower_method), err,
+                IWP_EINVAL, "the prompt was encoded for method %s",
+                iwp_method_info(s->p->tower_method)->name);
     if (!prune) return 0;
     s->prune = *prune;
     const struct iwp_method_info *m = iwp_method_info(prune->method);
     /* Pictures were shrunk before they came here; without visual tokens there is nothing to do. */
     if (m->site == IWP_SITE_MEDIA || s->p->n_visual == 0) return 0;
+    if (s->p->tower_keep) { /* done inside the tower; what is left goes through the cut */
+        s->stage[0] = (struct iwp_stage){IWP_SITE_TOWER, -1, s->p->n_tower_keep};
+        s->n_stage = 1;
+        return 0;
+    }
     struct iwp_plan_shape shape = {.n_layer = s->e->d.n_layer, .n_visual = s->p->n_visual};
     for (int32_t i = 0; i < s->p->n; i++) shape.n_separator += s->p->code[i] == IWP_CODE_SEPARATOR;
     IWP_TRY(set_tower_options(&s->prune, s->p, err));

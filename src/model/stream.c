@@ -79,11 +79,12 @@ void iwp_stream_free(struct iwp_stream *r) {
     memset(r, 0, sizeof *r);
 }
 
-/* Sums of old rows, made before anything moves: merged[k] belongs to the k-th distinct `to`. */
+/* Sums of old rows, made before anything moves; or merged[k] for the k-th distinct `to`. */
 static int merge_rows(struct iwp_stream *r, const int32_t *row_of, const struct iwp_selection *sel,
-                      iwp_err *err) {
+                      const float *merged, iwp_err *err) {
     if (sel->n_merge == 0) return 0;
     const size_t d = (size_t)r->d;
+    size_t n = 0;
     float *old = malloc((size_t)r->n * d * sizeof *old);
     uint8_t *seen = calloc((size_t)r->n, 1);
     if (!old || !seen) {
@@ -97,16 +98,17 @@ static int merge_rows(struct iwp_stream *r, const int32_t *row_of, const struct 
         float *y = r->h + (size_t)to * d;
         const float *x = old + (size_t)from * d, w = sel->merge[m].weight;
         if (!seen[to]) memset(y, 0, d * sizeof *y);
+        if (merged && !seen[to]) memcpy(y, merged + n++ * d, d * sizeof *y);
         seen[to] = 1;
-        for (size_t i = 0; i < d; i++) y[i] += w * x[i];
+        for (size_t i = 0; i < d && !merged; i++) y[i] += w * x[i];
     }
     free(old);
     free(seen);
     return 0;
 }
 
-int iwp_stream_apply(struct iwp_stream *r, const struct iwp_selection *sel, bool compact,
-                     iwp_err *err) {
+int iwp_stream_apply(struct iwp_stream *r, const struct iwp_selection *sel, const float *merged,
+                     bool compact, iwp_err *err) {
     const size_t d = (size_t)r->d;
     int32_t n_visual = 0;
     int32_t *row_of = malloc((size_t)r->n * sizeof *row_of); /* visual number -> row */
@@ -119,7 +121,7 @@ int iwp_stream_apply(struct iwp_stream *r, const struct iwp_selection *sel, bool
     for (int32_t i = 0; i < sel->n_keep; i++)
         if (sel->keep[i] < 0 || sel->keep[i] >= n_visual || (i && sel->keep[i] <= sel->keep[i - 1]))
             IWP_FAIL(err, IWP_EINTERNAL, "the selection is not an ascending list of visual tokens");
-    IWP_TRY_GOTO(merge_rows(r, row_of, sel, err));
+    IWP_TRY_GOTO(merge_rows(r, row_of, sel, merged, err));
     int32_t k = 0, seen = 0, out = 0;
     const int32_t n_old = r->n;
     for (int32_t i = 0; i < n_old; i++) {

@@ -29,8 +29,9 @@ void iwp_stream_embed(const struct iwp_decoder *d, const struct iwp_prompt *p, i
                       int32_t visual, float *out);
 
 /* Merges rows, drops what is not kept, keeps order; sizes become biases; with `compact` the positions
- * are counted anew from 0.  sel numbers the visual rows present in r. */
-int iwp_stream_apply(struct iwp_stream *r, const struct iwp_selection *sel, bool compact,
-                     iwp_err *err);
+ * are counted anew from 0.  sel numbers the visual rows present in r.  merged: [to][D] by first mention
+ * in sel->merge, when the sums were made elsewhere; NULL: sums of these rows. */
+int iwp_stream_apply(struct iwp_stream *r, const struct iwp_selection *sel, const float *merged,
+                     bool compact, iwp_err *err);
 
 #endif

@@ -378,12 +378,13 @@ void iwp_tower_out_free(struct iwp_tower_out *o) {
     free(o->cls_f);
     free(o->cls_q);
     free(o->cls_k);
+    free(o->lead);
     *o = (struct iwp_tower_out){0};
 }
 
 size_t iwp_tower_out_bytes(const struct iwp_tower *t, const struct iwp_tower_out *o) {
     const size_t d = (size_t)t->info.d_vision, rows = (size_t)o->n_row;
-    size_t n = rows * (size_t)t->info.d_model;
+    size_t n = rows * ((size_t)t->info.d_model + (o->lead != NULL));
     n += o->vision ? (size_t)o->n_vision * d : 0;
     n += (size_t)((o->feature != NULL) + (o->q != NULL) + (o->k != NULL)) * rows *
          (size_t)t->info.merge * d;
@@ -400,6 +401,7 @@ static int reserve(const struct iwp_tower *t, const struct iwp_tower_want *want,
     if (want->vision) ok &= (o->vision = malloc((size_t)o->n_vision * d)) != NULL;
     if (want->features) ok &= (o->feature = malloc(rows)) != NULL;
     if (want->qk) ok &= (o->q = malloc(rows)) != NULL && (o->k = malloc(rows)) != NULL;
+    if (want->merge) ok &= (o->lead = malloc((size_t)o->n_row * sizeof *o->lead)) != NULL;
     if (n_cls && want->features) ok &= (o->cls_f = malloc(n_cls * d)) != NULL;
     if (n_cls && want->qk)
         ok &= (o->cls_q = malloc(n_cls * d)) != NULL && (o->cls_k = malloc(n_cls * d)) != NULL;
@@ -418,6 +420,9 @@ int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const
                     "the tower has %d blocks, block %d was asked for", t->info.n_block,
                     want->block);
     }
+    IWP_REQUIRE(!w.merge || (!w.vision && !w.features && !w.qk), err, IWP_ENOTSUP,
+                "method %s changes the tower's rows: they cannot be dumped or read by others",
+                iwp_method_info(w.merge->method)->name);
     size_t n_cls = 0;
     if (t->qwen) {
         out->n_vision = plan->grid_t * plan->grid_h * plan->grid_w;
@@ -436,7 +441,10 @@ int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const
     t->tapped = tap;
     iwp_backend_size_threads(t->b, iwp_tower_flops(t, plan) / 2);
     iwp_sched_set_pauses(t->sched, w.cancel, w.cancel_ctx);
-    if (rc >= 0)
+    if (rc >= 0 && w.merge)
+        rc = t->qwen ? iwp_vit_merge_qwen(t, plan, pixels, &w, out, err)
+                     : iwp_vit_merge_tiles(t, plan, pixels, &w, out, err);
+    else if (rc >= 0)
         rc = t->qwen ? iwp_vit_encode_qwen(t, plan, pixels, &w, out, err)
                      : iwp_vit_encode_tiles(t, plan, pixels, &w, out, err);
     if (rc < 0) iwp_tower_out_free(out);

@@ -13,6 +13,7 @@
 
 #include "io/gguf.h"
 #include "iwp/error.h"
+#include "iwp/prune.h"
 #include "media/preprocess.h"
 #include "model/backend.h"
 
@@ -40,10 +41,14 @@ size_t iwp_tower_bytes(const struct iwp_tower *t);
 const float *iwp_tower_newline(const struct iwp_tower *t); /* [d_model] or NULL */
 
 struct iwp_tower_want {
-    bool vision;               /* the tower's output in its own order */
-    bool features;             /* the same for every projector row, in picture order */
-    bool qk;                   /* queries and keys of one block */
-    int32_t block;             /* negative counts from the last block that is run */
+    bool vision;   /* the tower's output in its own order */
+    bool features; /* the same for every projector row, in picture order */
+    bool qk;       /* queries and keys of one block */
+    int32_t block; /* negative counts from the last block that is run */
+    /* A method that merges rows inside the blocks (ToMe), and what every tile or frame ends with; NULL:
+     * none.  Nothing else can be wanted with it. */
+    const struct iwp_params *merge;
+    const int32_t *keep;       /* [tiles or frames] */
     bool (*cancel)(void *ctx); /* asked often; may use the decoder meanwhile */
     void *cancel_ctx;
 };
@@ -57,6 +62,8 @@ struct iwp_tower_out {
     float *feature, *q, *k;       /* [n_row * merge][d_vision], picture order */
     float *cls_f, *cls_q, *cls_k; /* [tiles][d_vision] of the class token */
     int32_t n_cls;
+    int32_t
+        *lead; /* [n_row] merged: which row stands for this one's group (they are equal); or NULL */
 };
 void iwp_tower_out_free(struct iwp_tower_out *o); /* a zeroed one is fine */
 size_t iwp_tower_out_bytes(const struct iwp_tower *t, const struct iwp_tower_out *o);
@@ -64,6 +71,10 @@ size_t iwp_tower_out_bytes(const struct iwp_tower *t, const struct iwp_tower_out
 /* pixels [plan->n_pixel] as iwp_pre_pixels made them. */
 int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
                      const struct iwp_tower_want *want, struct iwp_tower_out *out, iwp_err *err);
+/* Rows of a tile of n after each block [n_block], when want.merge is to leave `keep`; an error gives the
+ * reachable range. */
+int iwp_tower_merge_plan(const struct iwp_tower *t, const struct iwp_params *merge, int32_t n,
+                         int32_t keep, int32_t *after, iwp_err *err);
 /* Multiply-adds of one item, times two. */
 double iwp_tower_flops(const struct iwp_tower *t, const struct iwp_pre_plan *plan);
 /* Encoder rows x [n][d_vision] through the projector to y [n / merge][d_model]. */

@@ -77,5 +77,10 @@ int iwp_vit_encode_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, c
                          iwp_err *err);
 int iwp_vit_encode_qwen(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
                         const struct iwp_tower_want *want, struct iwp_tower_out *out, iwp_err *err);
+/* The same with a method that merges rows inside the blocks. */
+int iwp_vit_merge_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
+                        const struct iwp_tower_want *want, struct iwp_tower_out *out, iwp_err *err);
+int iwp_vit_merge_qwen(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
+                       const struct iwp_tower_want *want, struct iwp_tower_out *out, iwp_err *err);
 
 #endif

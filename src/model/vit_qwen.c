@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "model/vit.h"
+#include "model/vit_merge.h"
 
 struct frame {
     int32_t n; /* patches */
@@ -57,23 +57,29 @@ static int arrange(const struct iwp_pre_plan *plan, int32_t f, int32_t merge, co
     return 0;
 }
 
-static int build(struct iwp_tower *t, const struct frame *fr, const struct iwp_tower_want *want,
-                 struct graph *g, iwp_err *err) {
-    const int64_t d = t->info.d_vision, p = t->info.pre.patch, n = fr->n;
-    IWP_TRY(iwp_sched_begin(t->sched, &g->ctx, &g->g, err));
+/* Rows that enter the first block, in [3*p*p, n] for each of the two pictures of a frame. */
+static struct ggml_tensor *embed(struct iwp_tower *t, struct graph *g, int64_t n) {
+    const int64_t d = t->info.d_vision, p = t->info.pre.patch;
     struct ggml_context *ctx = g->ctx;
     g->in0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, n);
     g->in1 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, n);
-    g->pos = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 4 * n);
     ggml_set_input(g->in0);
     ggml_set_input(g->in1);
-    ggml_set_input(g->pos);
     struct ggml_tensor *x =
         ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t->patch_w, 3 * p * p, d), g->in0);
     struct ggml_tensor *y =
         ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t->patch_w1, 3 * p * p, d), g->in1);
     x = ggml_add(ctx, x, y);
-    if (t->patch_b) x = ggml_add(ctx, x, t->patch_b);
+    return t->patch_b ? ggml_add(ctx, x, t->patch_b) : x;
+}
+
+static int build(struct iwp_tower *t, const struct frame *fr, const struct iwp_tower_want *want,
+                 struct graph *g, iwp_err *err) {
+    IWP_TRY(iwp_sched_begin(t->sched, &g->ctx, &g->g, err));
+    struct ggml_context *ctx = g->ctx;
+    g->pos = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 4 * fr->n);
+    ggml_set_input(g->pos);
+    struct ggml_tensor *x = embed(t, g, fr->n);
     const struct iwp_vit_run whole = {0, fr->n, 1};
     for (int32_t i = 0; i < t->info.n_block; i++) {
         const struct iwp_vit_block *b = &t->block[i];
@@ -98,19 +104,26 @@ static void scatter(const float *from, const int32_t *order, int32_t n, size_t w
         memcpy(to + (size_t)order[i] * width, from + (size_t)i * width, width * sizeof *to);
 }
 
-static void fill(struct iwp_tower *t, const struct frame *fr, const float *pixels,
-                 const int32_t *where, float *in, int32_t *pos, const struct graph *g) {
+/* group: numbers of the graph's groups in picture order. */
+static void fill_pixels(struct iwp_tower *t, const int32_t *group, int32_t n, const float *pixels,
+                        float *in, const struct graph *g) {
     const int32_t m = t->info.merge;
     const size_t pp = (size_t)t->info.pre.patch * (size_t)t->info.pre.patch, row = 6 * pp;
     for (int half = 0; half < 2; half++) {
-        for (int32_t i = 0; i < fr->n; i++) { /* a patch is [channel][time][y][x] */
-            const float *src = pixels + (size_t)(fr->group[i / m] * m + i % m) * row;
+        for (int32_t i = 0; i < n; i++) { /* a patch is [channel][time][y][x] */
+            const float *src = pixels + (size_t)(group[i / m] * m + i % m) * row;
             for (size_t c = 0; c < 3; c++)
                 memcpy(in + ((size_t)i * 3 + c) * pp, src + (2 * c + (size_t)half) * pp,
                        pp * sizeof *in);
         }
         ggml_backend_tensor_set(half ? g->in1 : g->in0, in, 0, ggml_nbytes(g->in0));
     }
+}
+
+static void fill(struct iwp_tower *t, const struct frame *fr, const float *pixels,
+                 const int32_t *where, float *in, int32_t *pos, const struct graph *g) {
+    const int32_t m = t->info.merge;
+    fill_pixels(t, fr->group, fr->n, pixels, in, g);
     for (int32_t i = 0; i < fr->n; i++) {
         const int32_t *yx = where + 2 * (size_t)(fr->group[i / m] * m + i % m);
         pos[i] = pos[i + 2 * fr->n] = yx[0];
@@ -169,5 +182,59 @@ fail:
     free(tmp);
     free(fr.place);
     free(fr.group);
+    return rc;
+}
+
+/* Cells are the merger's groups of rows, numbered in picture order inside their frame. */
+int iwp_vit_merge_qwen(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
+                       const struct iwp_tower_want *want, struct iwp_tower_out *out, iwp_err *err) {
+    const int32_t m = t->info.merge, n = plan->grid_h * plan->grid_w, cells = n / m;
+    const int32_t n_window = iwp_pre_windows(plan, NULL, NULL), total = out->n_vision;
+    const size_t pp = (size_t)plan->patch * (size_t)plan->patch;
+    int32_t *index = malloc((size_t)(total / m) * sizeof *index);
+    int32_t *starts = malloc((size_t)(n_window + 1) * sizeof *starts);
+    int32_t *window = malloc((size_t)(total / m) * sizeof *window);
+    int32_t *group = malloc((size_t)(total / m) * sizeof *group);
+    int32_t *where = malloc(2 * (size_t)total * sizeof *where);
+    float *in = malloc((size_t)n * 3 * pp * sizeof *in), *rows = NULL;
+    struct iwp_vit_merge s = {0};
+    int rc = 0;
+    if (!index || !starts || !window || !group || !where || !in)
+        IWP_FAIL(err, IWP_ENOMEM, "out of memory for %d patches", n);
+    iwp_pre_windows(plan, index, starts);
+    iwp_pre_patch_positions(plan, where);
+    for (int32_t w = 0; w < n_window; w++)
+        for (int32_t i = starts[w] / m; i < starts[w + 1] / m; i++) window[index[i]] = w;
+    for (int32_t i = 0; i < total / m; i++) group[i] = i;
+    for (int32_t f = 0; f < plan->grid_t; f++) {
+        struct graph g = {0};
+        IWP_TRY_GOTO(iwp_sched_begin(t->sched, &g.ctx, &g.g, err));
+        struct ggml_tensor *x = embed(t, &g, n);
+        ggml_set_output(x);
+        ggml_build_forward_expand(g.g, x);
+        IWP_TRY_GOTO(iwp_vit_place_graph(t, g.g, err));
+        fill_pixels(t, group + (size_t)f * (size_t)cells, n, pixels, in, &g);
+        IWP_TRY_GOTO(iwp_sched_compute(t->sched, err));
+        IWP_TRY_GOTO(iwp_vit_merge_init(&s, t, cells, m, err));
+        ggml_backend_tensor_get(x, s.x, 0, ggml_nbytes(x));
+        s.window = window + (size_t)f * (size_t)cells;
+        s.n_window = n_window;
+        s.where = where + 2 * (size_t)f * (size_t)n;
+        IWP_TRY_GOTO(iwp_vit_merge_blocks(t, &s, want->merge, want->keep[f], err));
+        IWP_TRY_GOTO(iwp_vit_merge_project(t, &s, &rows, err));
+        iwp_vit_merge_spread(t, &s, rows, 0, cells, out, f * cells);
+        free(rows);
+        rows = NULL;
+        iwp_vit_merge_free(&s);
+    }
+fail:
+    iwp_vit_merge_free(&s);
+    free(rows);
+    free(index);
+    free(starts);
+    free(window);
+    free(group);
+    free(where);
+    free(in);
     return rc;
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "model/vit.h"
+#include "model/vit_merge.h"
 
 struct graph {
     struct ggml_context *ctx;
@@ -12,12 +12,10 @@ struct graph {
     struct ggml_tensor *in, *vision, *row, *q, *k;
 };
 
-/* n tiles: in [3*p*p, patches * n]. */
-static int build(struct iwp_tower *t, int32_t n, const struct iwp_tower_want *want, struct graph *g,
-                 iwp_err *err) {
+/* Rows that enter the first block: n tiles, in [3*p*p, patches * n]. */
+static struct ggml_tensor *embed(struct iwp_tower *t, struct graph *g, int32_t n) {
     const int64_t d = t->info.d_vision, p = t->info.pre.patch, np = t->n_patch;
     const int64_t len = np + (t->cls ? 1 : 0);
-    IWP_TRY(iwp_sched_begin(t->sched, &g->ctx, &g->g, err));
     struct ggml_context *ctx = g->ctx;
     g->in = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, np * n);
     ggml_set_input(g->in);
@@ -31,7 +29,15 @@ static int build(struct iwp_tower *t, int32_t n, const struct iwp_tower_want *wa
     }
     x = ggml_add(ctx, x, t->pos);
     x = ggml_reshape_2d(ctx, x, d, len * n);
-    if (t->pre_w) x = iwp_vit_norm(t, ctx, x, t->pre_w, t->pre_b);
+    return t->pre_w ? iwp_vit_norm(t, ctx, x, t->pre_w, t->pre_b) : x;
+}
+
+static int build(struct iwp_tower *t, int32_t n, const struct iwp_tower_want *want, struct graph *g,
+                 iwp_err *err) {
+    const int64_t d = t->info.d_vision, np = t->n_patch, len = np + (t->cls ? 1 : 0);
+    IWP_TRY(iwp_sched_begin(t->sched, &g->ctx, &g->g, err));
+    struct ggml_context *ctx = g->ctx;
+    struct ggml_tensor *x = embed(t, g, n);
     const struct iwp_vit_run run = {0, (int32_t)len, n};
     for (int32_t i = 0; i < t->info.n_block; i++) {
         const bool tap = want->qk && i == want->block;
@@ -117,5 +123,42 @@ int iwp_vit_encode_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, c
 fail:
     free(in);
     free(tmp);
+    return rc;
+}
+
+/* Row i of a tile's output is row i of the sequence, or i + 1 when there is a class token. */
+int iwp_vit_merge_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
+                        const struct iwp_tower_want *want, struct iwp_tower_out *out,
+                        iwp_err *err) {
+    const size_t np = (size_t)t->n_patch, px = (size_t)t->info.pre.tile;
+    const size_t patch = 3 * (size_t)t->info.pre.patch * (size_t)t->info.pre.patch;
+    float *in = malloc(np * patch * sizeof *in), *rows = NULL;
+    struct iwp_vit_merge s = {0};
+    int rc = 0;
+    if (!in) IWP_FAIL(err, IWP_ENOMEM, "out of memory for a tile");
+    for (int32_t i = 0; i < plan->n_tile; i++) {
+        struct graph g = {0};
+        IWP_TRY_GOTO(iwp_sched_begin(t->sched, &g.ctx, &g.g, err));
+        struct ggml_tensor *x = embed(t, &g, 1);
+        ggml_set_output(x);
+        ggml_build_forward_expand(g.g, x);
+        IWP_TRY_GOTO(iwp_vit_place_graph(t, g.g, err));
+        cut_patches(t, pixels + (size_t)i * 3 * px * px, in);
+        ggml_backend_tensor_set(g.in, in, 0, ggml_nbytes(g.in));
+        IWP_TRY_GOTO(iwp_sched_compute(t->sched, err));
+        IWP_TRY_GOTO(iwp_vit_merge_init(&s, t, (int32_t)x->ne[1], 1, err));
+        ggml_backend_tensor_get(x, s.x, 0, ggml_nbytes(x));
+        if (t->cls) s.cls = t->info.class_last ? t->n_patch : 0;
+        IWP_TRY_GOTO(iwp_vit_merge_blocks(t, &s, want->merge, want->keep[i], err));
+        IWP_TRY_GOTO(iwp_vit_merge_project(t, &s, &rows, err));
+        iwp_vit_merge_spread(t, &s, rows, t->cls ? 1 : 0, t->n_patch, out, i * t->n_patch);
+        free(rows);
+        rows = NULL;
+        iwp_vit_merge_free(&s);
+    }
+fail:
+    iwp_vit_merge_free(&s);
+    free(rows);
+    free(in);
     return rc;
 }

@@ -162,7 +162,11 @@ void iwp_report_prune(struct iwp_json_out *w, const struct iwp_reply *r) {
     iwp_json_open_array(w, "stages");
     for (int32_t i = 0; i < st.n_stage; i++) {
         iwp_json_open_object(w, NULL);
-        iwp_json_put_int(w, "layer", st.stage[i].layer);
+        if (st.stage[i].layer >= 0)
+            iwp_json_put_int(w, "layer", st.stage[i].layer);
+        else
+            iwp_json_put_null(w, "layer");
+        if (st.stage[i].block >= 0) iwp_json_put_int(w, "block", st.stage[i].block);
         iwp_json_put_int(w, "visual_kept", st.stage[i].visual_kept);
         iwp_json_close_object(w);
     }
