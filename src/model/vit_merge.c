@@ -113,6 +113,7 @@ static int finish(struct iwp_tower *t, struct graph *g, iwp_err *err) {
         ggml_set_output(outs[i]);
         ggml_build_forward_expand(g->g, outs[i]);
     }
+    t->replan = true; /* graphs of several forms take turns */
     return iwp_vit_place_graph(t, g->g, err);
 }
 
