@@ -82,7 +82,7 @@ if(IWP_ENGINE)
   endforeach()
   add_library(iwp_engine_shared SHARED ${engine_objects})
   target_link_libraries(iwp_engine_shared PRIVATE $<BUILD_INTERFACE:iwp_flags> $<BUILD_INTERFACE:iwp_llama> PkgConfig::UTF8PROC
-    PkgConfig::CJSON PkgConfig::PNG PkgConfig::JPEG PkgConfig::WEBP ${IWP_GIF} Threads::Threads m)
+    PkgConfig::CJSON PkgConfig::PNG PkgConfig::JPEG PkgConfig::WEBP ${IWP_GIF} ${IWP_FFMPEG_LINK} Threads::Threads m)
   target_link_options(iwp_engine_shared PRIVATE LINKER:--exclude-libs,ALL)
   target_include_directories(iwp_engine_shared INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
   set_target_properties(iwp_engine_shared PROPERTIES OUTPUT_NAME iwp VERSION ${PROJECT_VERSION} SOVERSION 0 EXPORT_NAME engine

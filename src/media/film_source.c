@@ -1,0 +1,265 @@
+/* A film's bytes, demuxer and decoder: see film_impl.h.
+ *
+ * The demuxer reads through our own callbacks, so that no protocol of the libraries is ever entered; it
+ * may be one of a few, and so may the decoder.  The libraries' messages are caught: the first one of a
+ * call explains an error better than its code does. */
+#include "base/err.h"
+#include "media/film_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { IO_BUFFER = 1 << 16, MAX_PIXELS = 36 << 20 };
+
+static const char formats[] = "mov,matroska,avi,gif";
+static const char codecs[] =
+    "h264,hevc,vp8,vp9,libdav1d,av1,mpeg4,msmpeg4,mpeg2video,mjpeg,prores,theora,gif,png,ffv1,"
+    "rawvideo";
+
+/* ---- messages ---------------------------------------------------------------------------------- */
+
+static _Thread_local char said[120];
+
+static void on_message(void *ctx, int level, const char *fmt, va_list args) {
+    (void)ctx;
+    if (level > AV_LOG_ERROR || said[0]) return;
+    vsnprintf(said, sizeof said, fmt, args);
+    for (char *p = said; *p; p++)
+        if ((unsigned char)*p < ' ') *p = p[1] ? ' ' : 0;
+}
+
+static void catch_messages(void) { av_log_set_callback(on_message); }
+
+int iwp_film_error(const struct iwp_film *f, int av, const char *what, iwp_err *err) {
+    char text[AV_ERROR_MAX_STRING_SIZE] = "";
+    if (av == AVERROR(ENOMEM)) return iwp_err_set(err, IWP_ENOMEM, "%s: out of memory", f->label);
+    if (av == AVERROR_EXIT) return iwp_err_set(err, IWP_ECANCELLED, "interrupted");
+    av_strerror(av, text, sizeof text);
+    return iwp_err_set(err, IWP_EFORMAT, "%s: %s: %s%s%s", f->label, what, text,
+                       said[0] ? ": " : "", said);
+}
+
+int iwp_film_stopped(const struct iwp_film *f, iwp_err *err) {
+    IWP_REQUIRE(!f->p.cancel || !f->p.cancel(f->p.cancel_ctx), err, IWP_ECANCELLED, "interrupted");
+    return 0;
+}
+
+static int interrupt(void *film) {
+    struct iwp_film *f = film;
+    return f->p.cancel && f->p.cancel(f->p.cancel_ctx);
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------- */
+
+static int read_bytes(void *film, uint8_t *to, int n) {
+    struct iwp_film *f = film;
+    if (f->at < 0 || f->at >= f->size) return AVERROR_EOF;
+    if (n > f->size - f->at) n = (int)(f->size - f->at);
+    if (f->fd < 0) {
+        memcpy(to, f->data + f->at, (size_t)n);
+    } else {
+        ssize_t got;
+        do got = pread(f->fd, to, (size_t)n, f->at);
+        while (got < 0 && errno == EINTR);
+        if (got < 0) return AVERROR(errno);
+        if (got == 0) return AVERROR_EOF;
+        n = (int)got;
+    }
+    f->at += n;
+    return n;
+}
+
+static int64_t seek_bytes(void *film, int64_t offset, int whence) {
+    struct iwp_film *f = film;
+    if (whence == AVSEEK_SIZE) return f->size;
+    whence &= ~AVSEEK_FORCE;
+    int64_t base = whence == SEEK_CUR ? f->at : whence == SEEK_END ? f->size : 0;
+    if (__builtin_add_overflow(base, offset, &offset) || offset < 0) return AVERROR(EINVAL);
+    return f->at = offset;
+}
+
+/* Files that a file refers to are not opened. */
+static int refuse_open(AVFormatContext *s, AVIOContext **pb, const char *url, int flags,
+                       AVDictionary **options) {
+    (void)s;
+    (void)url;
+    (void)flags;
+    (void)options;
+    *pb = NULL;
+    return AVERROR(EPERM);
+}
+
+/* ---- demuxer and decoder ------------------------------------------------------------------------ */
+
+static int open_demuxer(struct iwp_film *f, iwp_err *err) {
+    AVDictionary *opts = NULL;
+    uint8_t *buffer = av_malloc(IO_BUFFER);
+    f->at = 0;
+    f->io =
+        buffer ? avio_alloc_context(buffer, IO_BUFFER, 0, f, read_bytes, NULL, seek_bytes) : NULL;
+    f->fmt = avformat_alloc_context();
+    if (!f->io) av_free(buffer);
+    IWP_REQUIRE(f->io && f->fmt, err, IWP_ENOMEM, "%s: out of memory", f->label);
+    f->fmt->pb = f->io;
+    f->fmt->flags |= AVFMT_FLAG_CUSTOM_IO;
+    f->fmt->io_open = refuse_open;
+    f->fmt->interrupt_callback = (AVIOInterruptCB){interrupt, f};
+    av_dict_set(&opts, "format_whitelist", formats, 0);
+    av_dict_set(&opts, "codec_whitelist", codecs, 0);
+    int rc = avformat_open_input(&f->fmt, "", NULL, &opts);
+    av_dict_free(&opts);
+    if ((rc == AVERROR_INVALIDDATA && !said[0]) || strstr(said, "whitelist"))
+        return iwp_err_set(err, IWP_ENOTSUP, "%s: this is no MP4, MOV, MKV, WebM, AVI or GIF film",
+                           f->label);
+    return rc < 0 ? iwp_film_error(f, rc, "cannot be read", err) : 0;
+}
+
+/* An EBML number of up to 8 bytes at *at, -1 when it is cut off or means "unknown". */
+static int64_t ebml_size(const uint8_t *p, int n, int *at) {
+    int len = 1;
+    if (*at >= n) return -1;
+    while (len <= 8 && !(p[*at] & 0x80 >> (len - 1))) len++;
+    if (len > 8 || *at + len > n) return -1;
+    uint64_t v = p[*at] & (0xffu >> len);
+    for (int i = 1; i < len; i++) v = v << 8 | p[*at + i];
+    *at += len;
+    return v == (1ull << (7 * len)) - 1 ? -1 : (int64_t)v;
+}
+
+/* The demuxer takes the end of a Matroska file that was cut off for its proper end. */
+static int check_whole(struct iwp_film *f, iwp_err *err) {
+    uint8_t head[4096];
+    f->at = 0;
+    int n = read_bytes(f, head, sizeof head), at = 4;
+    if (n < 12 || memcmp(head, "\x1a\x45\xdf\xa3", 4) != 0) return 0;
+    int64_t size = ebml_size(head, n, &at);
+    if (size < 0 || size > n - at - 4 || memcmp(head + at + size, "\x18\x53\x80\x67", 4) != 0)
+        return 0;
+    at += (int)size + 4;
+    size = ebml_size(head, n, &at);
+    IWP_REQUIRE(size <= f->size - at, err, IWP_EFORMAT,
+                "%s: is cut off: %lld of %lld bytes are there", f->label, (long long)f->size,
+                (long long)size + at);
+    return 0;
+}
+
+/* Finds out what the headers leave open, as ffmpeg does, in small steps and with our limits. */
+static int probe_streams(struct iwp_film *f, iwp_err *err) {
+    const unsigned n = f->fmt->nb_streams;
+    AVDictionary **opts = calloc(n ? n : 1, sizeof *opts);
+    IWP_REQUIRE(opts, err, IWP_ENOMEM, "%s: out of memory", f->label);
+    for (unsigned i = 0; i < n; i++) {
+        av_dict_set_int(&opts[i], "max_pixels", MAX_PIXELS, 0);
+        av_dict_set_int(&opts[i], "threads", 1, 0);
+    }
+    int rc = avformat_find_stream_info(f->fmt, opts);
+    for (unsigned i = 0; i < n; i++) av_dict_free(&opts[i]);
+    free(opts);
+    if (rc < 0) return iwp_film_error(f, rc, "cannot be read", err);
+    f->stream = av_find_best_stream(f->fmt, AVMEDIA_TYPE_VIDEO, -1, -1, NULL, 0);
+    IWP_REQUIRE(f->stream >= 0 &&
+                    !(f->fmt->streams[f->stream]->disposition & AV_DISPOSITION_ATTACHED_PIC),
+                err, IWP_EINVAL, "%s: has no video, %s", f->label,
+                f->fmt->nb_streams ? "only sound or text" : "it is empty");
+    for (unsigned i = 0; i < f->fmt->nb_streams; i++)
+        if ((int)i != f->stream) f->fmt->streams[i]->discard = AVDISCARD_ALL;
+    f->base = f->fmt->streams[f->stream]->time_base;
+    return 0;
+}
+
+static int open_decoder(struct iwp_film *f, iwp_err *err) {
+    const AVStream *st = f->fmt->streams[f->stream];
+    const AVCodecParameters *par = st->codecpar;
+    const AVCodec *codec = avcodec_find_decoder(par->codec_id);
+    IWP_REQUIRE(codec && av_match_list(codec->name, codecs, ','), err, IWP_ENOTSUP,
+                "%s: codec '%s' is not supported", f->label, avcodec_get_name(par->codec_id));
+    IWP_REQUIRE(par->width > 0 && par->height > 0 &&
+                    (int64_t)par->width * par->height <= MAX_PIXELS,
+                err, IWP_EINVAL, "%s: frames of %d x %d pixels, the limit is %d in all", f->label,
+                par->width, par->height, MAX_PIXELS);
+    f->dec = avcodec_alloc_context3(codec);
+    IWP_REQUIRE(f->dec, err, IWP_ENOMEM, "%s: out of memory", f->label);
+    int rc = avcodec_parameters_to_context(f->dec, par);
+    if (rc < 0) return iwp_film_error(f, rc, "cannot be decoded", err);
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    f->dec->thread_count = f->p.n_thread > 0 ? f->p.n_thread
+                           : cpus < 1        ? 1
+                           : cpus < 4        ? (int)cpus
+                                             : 4;
+    f->dec->pkt_timebase = st->time_base;
+    f->dec->max_pixels = MAX_PIXELS;
+    rc = avcodec_open2(f->dec, codec, NULL);
+    return rc < 0 ? iwp_film_error(f, rc, "cannot be decoded", err) : 0;
+}
+
+int iwp_film_rewind(struct iwp_film *f, iwp_err *err) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, catch_messages);
+    said[0] = 0;
+    avformat_close_input(&f->fmt);
+    if (f->io) av_freep(&f->io->buffer);
+    avio_context_free(&f->io);
+    IWP_TRY(check_whole(f, err));
+    IWP_TRY(open_demuxer(f, err));
+    IWP_TRY(probe_streams(f, err));
+    if (f->dec)
+        avcodec_flush_buffers(f->dec);
+    else
+        IWP_TRY(open_decoder(f, err));
+    if (!f->packet) f->packet = av_packet_alloc();
+    if (!f->got) f->got = av_frame_alloc();
+    IWP_REQUIRE(f->packet && f->got, err, IWP_ENOMEM, "%s: out of memory", f->label);
+    return 0;
+}
+
+void iwp_film_source_close(struct iwp_film *f) {
+    av_packet_free(&f->packet);
+    av_frame_free(&f->got);
+    avcodec_free_context(&f->dec);
+    avformat_close_input(&f->fmt);
+    if (f->io) av_freep(&f->io->buffer);
+    avio_context_free(&f->io);
+    if (f->fd >= 0) close(f->fd);
+}
+
+/* ---- packets and frames --------------------------------------------------------------------------- */
+
+int iwp_film_packet(struct iwp_film *f, iwp_err *err) {
+    for (;;) {
+        IWP_TRY(iwp_film_stopped(f, err));
+        int rc = av_read_frame(f->fmt, f->packet);
+        if (rc == AVERROR_EOF) {
+            /* Some demuxers call a file that stops too early its end. */
+            if (f->io->error < 0) return iwp_film_error(f, f->io->error, "cannot be read", err);
+            return 0;
+        }
+        if (rc < 0) return iwp_film_error(f, rc, "is damaged or cut off", err);
+        if (f->packet->stream_index == f->stream) return 1;
+        av_packet_unref(f->packet);
+    }
+}
+
+int iwp_film_send(struct iwp_film *f, bool end, iwp_err *err) {
+    int rc = avcodec_send_packet(f->dec, end ? NULL : f->packet);
+    if (!end) av_packet_unref(f->packet);
+    /* A packet the decoder cannot use costs its own frame only; who waits for it will notice. */
+    if (rc == AVERROR_INVALIDDATA || rc == AVERROR_EOF) return 0;
+    return rc < 0 ? iwp_film_error(f, rc, "cannot be decoded", err) : 0;
+}
+
+int iwp_film_receive(struct iwp_film *f, iwp_err *err) {
+    for (int skipped = 0; skipped < 64; skipped++) {
+        int rc = avcodec_receive_frame(f->dec, f->got);
+        if (rc == 0) return 1;
+        if (rc == AVERROR(EAGAIN)) return 0;
+        if (rc == AVERROR_EOF) return 2;
+        if (rc != AVERROR_INVALIDDATA) return iwp_film_error(f, rc, "cannot be decoded", err);
+    }
+    return iwp_film_error(f, AVERROR_INVALIDDATA, "cannot be decoded", err);
+}
