@@ -92,6 +92,8 @@ struct iwp_part {
     const char *file;    /* IMAGE: path; VIDEO: path of a film or a folder of frames */
     const uint8_t *data; /* IMAGE, VIDEO: the bytes instead; `file` is then a label or NULL */
     size_t size;
+    const char *const *frame; /* VIDEO: or the paths of its frames, n_frame pictures */
+    int32_t n_frame;
 };
 
 struct iwp_message {
@@ -108,8 +110,10 @@ struct iwp_prompt_request {
     int32_t n_media;
     bool no_generation_prompt; /* leave out the opening of the assistant's turn */
 
-    int32_t frames; /* of a video: at most this many, spread evenly; 0: all of a folder */
-    double fps;     /* 0: the model's default */
+    /* Of a film: this many frames, spread evenly (0: 32), or with fps that many a second, `frames` (0:
+     * 768) at most.  Of a folder: at most `frames` (0: all); fps is the rate they were taken at. */
+    int32_t frames;
+    double fps;
     int32_t image_min_tokens, image_max_tokens; /* 0: the model's */
     int32_t
         image_tiles; /* CLIP towers, a single picture: a thumbnail and this many tiles a side; 0: none */

@@ -115,7 +115,8 @@ static int open_demuxer(struct iwp_film *f, iwp_err *err) {
     int rc = avformat_open_input(&f->fmt, "", NULL, &opts);
     av_dict_free(&opts);
     if ((rc == AVERROR_INVALIDDATA && !said[0]) || strstr(said, "whitelist"))
-        return iwp_err_set(err, IWP_ENOTSUP, "%s: this is no MP4, MOV, MKV, WebM, AVI or GIF film",
+        return iwp_err_set(err, IWP_ENOTSUP,
+                           "%s: is no MP4, MOV, MKV, WebM, AVI or GIF film, nor a folder of frames",
                            f->label);
     return rc < 0 ? iwp_film_error(f, rc, "cannot be read", err) : 0;
 }

@@ -168,6 +168,20 @@ int iwp_pre_params_tiles(struct iwp_pre_params *p, int32_t tiles, iwp_err *err) 
     return 0;
 }
 
+void iwp_pre_params_limit_film(struct iwp_pre_params *p, int32_t n_frame, bool user_min,
+                               bool user_max) {
+    if (p->kind != IWP_PRE_QWEN2_5_VL) return;
+    const int64_t unit = (int64_t)p->patch * p->merge * p->patch * p->merge;
+    const int64_t lo = user_min ? p->min_pixels : 128 * unit;
+    const double total = 128000.0 * (double)unit * 0.9 / n_frame * p->temporal;
+    int64_t hi = total < (double)(768 * unit) ? (int64_t)total : 768 * unit;
+    const int64_t least = (int64_t)((double)lo * 1.05);
+    if (hi < least) hi = least;
+    if (user_max && p->max_pixels < hi) hi = p->max_pixels;
+    p->video_min_pixels = lo < hi ? lo : hi;
+    p->video_max_pixels = hi;
+}
+
 /* ---- plan, pixels, rows ------------------------------------------------------------------ */
 
 int iwp_pre_plan_make(const struct iwp_pre_params *p, int32_t w, int32_t h, int32_t n_frame,

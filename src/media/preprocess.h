@@ -13,6 +13,7 @@
 #ifndef IWP_MEDIA_PREPROCESS_H
 #define IWP_MEDIA_PREPROCESS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -89,6 +90,11 @@ int iwp_pre_params_limit_tokens(struct iwp_pre_params *p, int32_t min_tokens, in
 /* --image-tiles: 0 leaves it as it is; more than 1 is refused where the tower is not CLIP. */
 enum { IWP_PRE_MAX_TILES = 6 };
 int iwp_pre_params_tiles(struct iwp_pre_params *p, int32_t tiles, iwp_err *err);
+
+/* What Qwen2.5-VL's utilities add for a film of n_frame frames: a frame has at least 128 tokens, at most
+ * 768, and all of them together at most 115,200 pairs; bounds the user gave stay.  Others: nothing. */
+void iwp_pre_params_limit_film(struct iwp_pre_params *p, int32_t n_frame, bool user_min,
+                               bool user_max);
 
 struct iwp_pre_plan {
     enum iwp_pre_kind kind;

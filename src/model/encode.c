@@ -1,5 +1,4 @@
 /* Items of a prompt: see encode.h. */
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +12,7 @@
 #include "model/encode.h"
 
 enum { MAX_ENTRY = 1024 };
-static const int64_t max_decoded = 4ll << 30; /* bytes of RGB of one item */
+enum { BATCH_BYTES = 64 << 20, THUMB = 384 };
 
 struct entry {
     uint8_t key[32];
@@ -110,182 +109,113 @@ static void store(struct iwp_encoder *e, const uint8_t key[32], struct iwp_item 
 /* ---- Reading ------------------------------------------------------------------------------- */
 
 void iwp_item_free(struct iwp_item *it) {
-    for (int32_t i = 0; i < it->n_frame; i++) {
-        if (it->bytes) free(it->bytes[i]);
-        if (it->frame) iwp_image_free(&it->frame[i]);
-    }
-    free(it->bytes);
-    free(it->size);
+    for (int32_t i = 0; i < it->n_frame && it->frame; i++) iwp_image_free(&it->frame[i]);
     free(it->frame);
+    iwp_image_free(&it->picture);
+    free(it->bytes);
+    iwp_clip_close(it->clip);
     free(it->pixel_values);
     free(it->keep);
     iwp_tower_out_free(&it->own);
     *it = (struct iwp_item){0};
 }
 
-static int reserve_frames(struct iwp_item *it, int32_t n, iwp_err *err) {
-    it->bytes = calloc((size_t)n, sizeof *it->bytes);
-    it->size = calloc((size_t)n, sizeof *it->size);
-    IWP_REQUIRE(it->bytes && it->size, err, IWP_ENOMEM, "out of memory for %d frames", n);
-    it->n_frame = n;
+static int read_video(struct iwp_encoder *e, struct iwp_item *it,
+                      const struct iwp_prompt_request *r, iwp_err *err) {
+    const struct iwp_pre_params *pre = &iwp_tower_info(e->tower)->pre;
+    const struct iwp_part *p = it->part;
+    const struct iwp_clip_params cp = {
+        .sampling = {.frames = r->frames,
+                     .fps = r->fps,
+                     .factor = pre->kind == IWP_PRE_QWEN2_5_VL ? pre->temporal : 1},
+        .cancel = r->cancel,
+        .cancel_ctx = r->cancel_ctx};
+    const double start = iwp_clock_ms();
+    if (p->frame)
+        IWP_TRY(iwp_clip_open_files(&it->clip, p->frame, p->n_frame, &cp, err));
+    else if (p->data)
+        IWP_TRY(iwp_clip_open_bytes(&it->clip, p->data, p->size, &cp, err));
+    else
+        IWP_TRY(iwp_clip_open(&it->clip, p->file, &cp, err));
+    it->n_frame = iwp_clip_info(it->clip).n_frame;
+    IWP_TRY(iwp_clip_hash(it->clip, it->sha, err));
+    it->ms_decode += iwp_clock_ms() - start;
     return 0;
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-/* Names of the pictures in a folder, sorted; told by their first bytes. */
-static int list_folder(const char *dir, char ***names, int32_t *count, iwp_err *err) {
-    char **list = NULL;
-    int32_t n = 0, cap = 0;
-    int rc = 0;
-    DIR *d = opendir(dir);
-    IWP_REQUIRE(d, err, IWP_EIO, "%s: %s", dir, strerror(errno));
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        if (e->d_name[0] == '.') continue;
-        size_t len = strlen(dir) + strlen(e->d_name) + 2;
-        char *path = malloc(len);
-        if (!path) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-        snprintf(path, len, "%s/%s", dir, e->d_name);
-        uint8_t head[16] = {0};
-        struct stat st;
-        FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
-        size_t got = f ? fread(head, 1, sizeof head, f) : 0;
-        if (f) fclose(f);
-        if (!iwp_image_format(head, got)) {
-            free(path);
-            continue;
-        }
-        if (n == cap) {
-            cap = cap ? 2 * cap : 64;
-            char **p = realloc(list, (size_t)cap * sizeof *p);
-            if (!p) {
-                free(path);
-                IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-            }
-            list = p;
-        }
-        list[n++] = path;
-    }
-    if (!n) IWP_FAIL(err, IWP_EINVAL, "%s: this folder has no pictures", dir);
-    qsort(list, (size_t)n, sizeof *list, by_name);
-fail:
-    closedir(d);
-    *names = list;
-    *count = n;
-    return rc;
-}
-
-static int read_folder(struct iwp_item *it, const char *dir, int32_t want, iwp_err *err) {
-    char **name = NULL;
-    int32_t n = 0;
-    const struct iwp_image_limits lim = iwp_image_default_limits();
-    int rc = list_folder(dir, &name, &n, err);
-    if (rc >= 0) {
-        int32_t m = want > 0 && want < n ? want : n;
-        if (m > IWP_PRE_MAX_FRAME)
-            IWP_FAIL(err, IWP_EINVAL, "%s: %d frames, at most %d can be used (--frames)", dir, m,
-                     IWP_PRE_MAX_FRAME);
-        IWP_TRY_GOTO(reserve_frames(it, m, err));
-        for (int32_t i = 0; i < m; i++) { /* spread evenly, first and last included */
-            int32_t at = m > 1 ? (int32_t)((int64_t)i * (n - 1) / (m - 1)) : 0;
-            IWP_TRY_GOTO(
-                iwp_file_read(name[at], (size_t)lim.max_bytes, &it->bytes[i], &it->size[i], err));
-        }
-    }
-fail:
-    for (int32_t i = 0; i < n; i++) free(name[i]);
-    free(name);
-    return rc;
-}
-
-static int read_part(struct iwp_item *it, const struct iwp_prompt_request *r, iwp_err *err) {
+static int read_picture(struct iwp_item *it, iwp_err *err) {
     const struct iwp_part *p = it->part;
     const struct iwp_image_limits lim = iwp_image_default_limits();
     struct stat st;
     if (p->data) {
-        IWP_REQUIRE(p->kind == IWP_PART_IMAGE, err, IWP_ENOTSUP,
-                    "%s: films cannot be read, only folders of frames", it->label);
         IWP_REQUIRE(p->size <= (size_t)lim.max_bytes, err, IWP_EINVAL,
                     "%s: %zu bytes are too many for a picture", it->label, p->size);
-        IWP_TRY(reserve_frames(it, 1, err));
-        it->bytes[0] = malloc(p->size + 1);
-        IWP_REQUIRE(it->bytes[0], err, IWP_ENOMEM, "out of memory for a picture of %zu bytes",
+        it->bytes = malloc(p->size + 1);
+        IWP_REQUIRE(it->bytes, err, IWP_ENOMEM, "out of memory for a picture of %zu bytes",
                     p->size);
-        memcpy(it->bytes[0], p->data, p->size);
-        it->size[0] = p->size;
+        memcpy(it->bytes, p->data, p->size);
+        it->size = p->size;
         return 0;
     }
-    IWP_REQUIRE(p->file && *p->file, err, IWP_EINVAL, "a picture without a file name");
     IWP_REQUIRE(stat(p->file, &st) == 0, err, IWP_EIO, "%s: %s", p->file, strerror(errno));
-    if (p->kind == IWP_PART_VIDEO) {
-        IWP_REQUIRE(S_ISDIR(st.st_mode), err, IWP_ENOTSUP,
-                    "%s: films cannot be read; give a folder of frame pictures", p->file);
-        return read_folder(it, p->file, r->frames, err);
-    }
     IWP_REQUIRE(!S_ISDIR(st.st_mode), err, IWP_EINVAL,
                 "%s: is a folder; frames of a video go to --video", p->file);
-    IWP_TRY(reserve_frames(it, 1, err));
-    return iwp_file_read(p->file, (size_t)lim.max_bytes, &it->bytes[0], &it->size[0], err);
+    return iwp_file_read(p->file, (size_t)lim.max_bytes, &it->bytes, &it->size, err);
 }
 
-int iwp_item_read(struct iwp_item *it, const struct iwp_part *part,
+int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_part *part,
                   const struct iwp_prompt_request *r, iwp_err *err) {
-    *it = (struct iwp_item){.part = part};
+    *it = (struct iwp_item){.part = part, .n_frame = 1};
+    const bool video = part->kind == IWP_PART_VIDEO;
     snprintf(it->label, sizeof it->label, "%s",
-             part->file && *part->file ? part->file : "picture of the request");
-    IWP_TRY(read_part(it, r, err));
+             part->file && *part->file ? part->file
+             : video                   ? "video of the request"
+                                       : "picture of the request");
+    IWP_REQUIRE(part->data || part->frame || (part->file && *part->file), err, IWP_EINVAL,
+                "a %s without a file name", video ? "video" : "picture");
+    if (video) return read_video(e, it, r, err);
+    IWP_TRY(read_picture(it, err));
     struct iwp_sha256 s;
+    const uint64_t n = it->size;
     iwp_sha256_init(&s);
-    for (int32_t i = 0; i < it->n_frame; i++) {
-        uint64_t n = it->size[i];
-        iwp_sha256_add(&s, &n, sizeof n);
-        iwp_sha256_add(&s, it->bytes[i], it->size[i]);
-    }
+    iwp_sha256_add(&s, &n, sizeof n);
+    iwp_sha256_add(&s, it->bytes, it->size);
     iwp_sha256_end(&s, it->sha);
     return 0;
 }
 
 /* ---- Planning and encoding ------------------------------------------------------------------ */
 
+/* The picture, or the size of the video's frames. */
 static int decode(struct iwp_item *it, iwp_err *err) {
-    if (it->frame) return 0;
+    if (it->width > 0) return 0;
     const double start = iwp_clock_ms();
-    int64_t total = 0;
-    it->frame = calloc((size_t)it->n_frame, sizeof *it->frame);
-    IWP_REQUIRE(it->frame, err, IWP_ENOMEM, "out of memory for %d frames", it->n_frame);
-    for (int32_t i = 0; i < it->n_frame; i++) {
-        struct iwp_image *f = &it->frame[i];
-        int rc = iwp_image_decode(it->bytes[i], it->size[i], NULL, f, err);
-        if (rc < 0) {
-            if (it->n_frame == 1) return iwp_err_prefix(err, rc, "%s", it->label);
-            return iwp_err_prefix(err, rc, "%s: frame %d", it->label, i);
-        }
-        IWP_REQUIRE(f->w == it->frame[0].w && f->h == it->frame[0].h, err, IWP_EINVAL,
-                    "%s: frame %d is %d x %d, the first one %d x %d", it->label, i, f->w, f->h,
-                    it->frame[0].w, it->frame[0].h);
-        total += (int64_t)f->w * f->h * 3;
-        IWP_REQUIRE(total <= max_decoded, err, IWP_EINVAL,
-                    "%s: the frames need more than 4 GB; choose fewer with --frames", it->label);
+    if (it->clip) {
+        IWP_TRY(iwp_clip_size(it->clip, &it->width, &it->height, err));
+    } else {
+        int rc = iwp_image_decode(it->bytes, it->size, NULL, &it->picture, err);
+        if (rc < 0) return iwp_err_prefix(err, rc, "%s", it->label);
+        it->width = it->picture.w;
+        it->height = it->picture.h;
     }
-    it->width = it->frame[0].w;
-    it->height = it->frame[0].h;
     it->ms_decode += iwp_clock_ms() - start;
     return 0;
 }
 
-static int limits(const struct iwp_encoder *e, const struct iwp_prompt_request *r,
-                  struct iwp_pre_params *p, iwp_err *err) {
+static int limits(const struct iwp_encoder *e, const struct iwp_item *it,
+                  const struct iwp_prompt_request *r, struct iwp_pre_params *p, iwp_err *err) {
     *p = iwp_tower_info(e->tower)->pre;
     IWP_TRY(iwp_pre_params_tiles(p, r->image_tiles, err));
-    return iwp_pre_params_limit_tokens(p, r->image_min_tokens, r->image_max_tokens, err);
+    IWP_TRY(iwp_pre_params_limit_tokens(p, r->image_min_tokens, r->image_max_tokens, err));
+    if (it->clip && iwp_clip_info(it->clip).film)
+        iwp_pre_params_limit_film(p, it->n_frame, r->image_min_tokens > 0, r->image_max_tokens > 0);
+    return 0;
 }
 
 int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                   iwp_err *err) {
     struct iwp_pre_params p;
-    IWP_TRY(limits(e, r, &p, err));
+    IWP_TRY(limits(e, it, r, &p, err));
     IWP_TRY(decode(it, err));
     int rc = iwp_pre_plan_make(&p, it->width, it->height, it->n_frame, it->mode, &it->plan, err);
     return rc < 0 ? iwp_err_prefix(err, rc, "%s", it->label) : 0;
@@ -299,20 +229,58 @@ static int shrink(const struct iwp_pre_params *p, struct iwp_item *it, iwp_err *
     IWP_REQUIRE(fit.n_token <= it->target, err, IWP_EINVAL,
                 "method resize reaches %d to %d visual tokens with this model, not %d", fit.n_token,
                 it->plan.n_token, it->target);
-    for (int32_t i = 0; i < it->n_frame; i++) {
-        struct iwp_image small;
-        IWP_TRY(iwp_image_resize(&it->frame[i], fit.w, fit.h, p->filter, &small, err));
-        iwp_image_free(&it->frame[i]);
-        it->frame[i] = small;
-    }
+    it->small_w = fit.w;
+    it->small_h = fit.h;
     it->mode = fit.mode;
     return iwp_pre_plan_make(p, fit.w, fit.h, it->n_frame, fit.mode, &it->plan, err);
 }
 
+/* A small copy of frame i, for drawings. */
+static int keep_thumb(struct iwp_item *it, int32_t i, const struct iwp_image *im, iwp_err *err) {
+    if (!it->frame) it->frame = calloc((size_t)it->n_frame, sizeof *it->frame);
+    IWP_REQUIRE(it->frame, err, IWP_ENOMEM, "out of memory for %d frames", it->n_frame);
+    const int32_t side = im->w > im->h ? im->w : im->h, cap = side < THUMB ? side : THUMB;
+    int32_t w = (int32_t)((int64_t)im->w * cap / side), h = (int32_t)((int64_t)im->h * cap / side);
+    return iwp_image_resize(im, w > 0 ? w : 1, h > 0 ? h : 1, IWP_FILTER_BILINEAR, &it->frame[i],
+                            err);
+}
+
+/* The next frame as it enters the preprocessor. */
+static int next_frame(struct iwp_item *it, const struct iwp_prompt_request *r, int32_t i,
+                      const struct iwp_pre_params *p, struct iwp_image *out, iwp_err *err) {
+    if (it->clip) {
+        int rc = iwp_clip_next(it->clip, out, err);
+        IWP_TRY(rc);
+        IWP_REQUIRE(rc > 0, err, IWP_EINTERNAL, "%s: frame %d is missing", it->label, i);
+        if (r->keep_pixels) rc = keep_thumb(it, i, out, err);
+        if (rc < 0) return rc;
+    } else if (r->keep_pixels) {
+        *out = (struct iwp_image){it->picture.w, it->picture.h, NULL};
+        const size_t n = (size_t)out->w * (size_t)out->h * 3;
+        out->rgb = malloc(n);
+        IWP_REQUIRE(out->rgb, err, IWP_ENOMEM, "%s: out of memory", it->label);
+        memcpy(out->rgb, it->picture.rgb, n);
+    } else {
+        *out = it->picture;
+        it->picture = (struct iwp_image){0};
+    }
+    if (!it->small_w) return 0;
+    struct iwp_image small;
+    IWP_TRY(iwp_image_resize(out, it->small_w, it->small_h, p->filter, &small, err));
+    iwp_image_free(out);
+    *out = small;
+    return 0;
+}
+
 static void make_key(const struct iwp_item *it, const struct iwp_prompt_request *r,
                      uint8_t key[32]) {
-    const int32_t what[6] = {(int32_t)it->mode, r->image_min_tokens, r->image_max_tokens,
-                             r->image_tiles,    it->target,          it->n_frame};
+    const int32_t what[7] = {(int32_t)it->mode,
+                             r->image_min_tokens,
+                             r->image_max_tokens,
+                             r->image_tiles,
+                             it->target,
+                             it->n_frame,
+                             it->clip && iwp_clip_info(it->clip).film};
     struct iwp_sha256 s;
     iwp_sha256_init(&s);
     iwp_sha256_add(&s, it->sha, sizeof it->sha);
@@ -324,31 +292,142 @@ static void make_key(const struct iwp_item *it, const struct iwp_prompt_request 
     iwp_sha256_end(&s, key);
 }
 
+/* How many frames are prepared and encoded together: whole temporal patches. */
+static int32_t batch_size(const struct iwp_item *it) {
+    const struct iwp_pre_plan *q = &it->plan;
+    const int32_t unit = q->temporal > 1 ? q->temporal : 1;
+    const int64_t rgb = (int64_t)it->width * it->height * 3;
+    const int64_t one = rgb + (int64_t)(q->n_pixel / (size_t)it->n_frame * sizeof(float));
+    int64_t n = BATCH_BYTES / (one > 0 ? one : 1) / unit * unit;
+    if (n < unit) n = unit;
+    return n < it->n_frame ? (int32_t)n : it->n_frame;
+}
+
+static int append(float **to, size_t have, float **from, size_t n, iwp_err *err) {
+    if (!*from || !n) return 0;
+    if (!have) { /* the first part is taken as it is */
+        free(*to);
+        *to = *from;
+        *from = NULL;
+        return 0;
+    }
+    float *p = realloc(*to, (have + n) * sizeof *p);
+    IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory for %zu visual values", have + n);
+    memcpy(p + have, *from, n * sizeof *p);
+    *to = p;
+    return 0;
+}
+
+/* Rows of further frames behind those that are there; frees `part`. */
+static int append_out(const struct iwp_tower_info *v, struct iwp_tower_out *o,
+                      struct iwp_tower_out *part, iwp_err *err) {
+    const size_t d = (size_t)v->d_vision, m = (size_t)v->merge;
+    const size_t have = (size_t)o->n_row, n = (size_t)part->n_row;
+    int rc = 0;
+    IWP_TRY_GOTO(
+        append(&o->row, have * (size_t)v->d_model, &part->row, n * (size_t)v->d_model, err));
+    IWP_TRY_GOTO(append(&o->vision, (size_t)o->n_vision * d, &part->vision,
+                        (size_t)part->n_vision * d, err));
+    IWP_TRY_GOTO(append(&o->feature, have * m * d, &part->feature, n * m * d, err));
+    IWP_TRY_GOTO(append(&o->q, have * m * d, &part->q, n * m * d, err));
+    IWP_TRY_GOTO(append(&o->k, have * m * d, &part->k, n * m * d, err));
+    if (part->lead) {
+        int32_t *lead = realloc(o->lead, (have + n) * sizeof *lead);
+        if (!lead) IWP_FAIL(err, IWP_ENOMEM, "out of memory for %zu visual rows", have + n);
+        o->lead = lead;
+        for (size_t i = 0; i < n; i++) lead[have + i] = part->lead[i] + (int32_t)have;
+    }
+    const size_t cls = (size_t)o->n_cls * d, more = (size_t)part->n_cls * d;
+    IWP_TRY_GOTO(append(&o->cls_f, cls, &part->cls_f, more, err));
+    IWP_TRY_GOTO(append(&o->cls_q, cls, &part->cls_q, more, err));
+    IWP_TRY_GOTO(append(&o->cls_k, cls, &part->cls_k, more, err));
+    o->n_row += part->n_row;
+    o->n_vision += part->n_vision;
+    o->n_cls += part->n_cls;
+fail:
+    iwp_tower_out_free(part);
+    return rc;
+}
+
+/* Frames [first, first + n) to pixels; `sub` is the plan of that many. */
+static int prepare(struct iwp_item *it, const struct iwp_prompt_request *r,
+                   const struct iwp_pre_params *p, const struct iwp_pre_plan *sub, int32_t first,
+                   struct iwp_image *im, float *pixels, iwp_err *err) {
+    double start = iwp_clock_ms();
+    int rc = 0;
+    int32_t n = 0;
+    while (n < sub->n_frame && rc >= 0) {
+        rc = next_frame(it, r, first + n, p, &im[n], err);
+        n++;
+    }
+    it->ms_decode += iwp_clock_ms() - start;
+    start = iwp_clock_ms();
+    if (rc >= 0) rc = iwp_pre_pixels(p, sub, im, pixels, err);
+    it->ms_preprocess += iwp_clock_ms() - start;
+    while (n > 0) iwp_image_free(&im[--n]);
+    return rc;
+}
+
 static int encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                   const struct iwp_pre_params *p, iwp_err *err) {
-    double start = iwp_clock_ms();
-    float *pixels = malloc(it->plan.n_pixel * sizeof *pixels);
-    IWP_REQUIRE(pixels, err, IWP_ENOMEM, "%s: out of memory for %zu pixel values", it->label,
-                it->plan.n_pixel);
-    int rc = iwp_pre_pixels(p, &it->plan, it->frame, pixels, err);
-    it->ms_preprocess += iwp_clock_ms() - start;
-    start = iwp_clock_ms();
-    const struct iwp_tower_want want = {.vision = r->dump,
-                                        .features = r->tap_features,
-                                        .qk = r->tap_qk,
-                                        .block = r->tap_block,
-                                        .merge = it->keep ? &r->tower : NULL,
-                                        .keep = it->keep,
-                                        .cancel = r->cancel,
-                                        .cancel_ctx = r->cancel_ctx};
-    if (rc >= 0) rc = iwp_tower_encode(e->tower, &it->plan, pixels, &want, &it->own, err);
-    it->ms_encode += iwp_clock_ms() - start;
+    const int32_t batch = batch_size(it);
+    struct iwp_tower_want want = {.vision = r->dump,
+                                  .features = r->tap_features,
+                                  .qk = r->tap_qk,
+                                  .block = r->tap_block,
+                                  .merge = it->keep ? &r->tower : NULL,
+                                  .keep = it->keep,
+                                  .cancel = r->cancel,
+                                  .cancel_ctx = r->cancel_ctx};
+    struct iwp_image *im = calloc((size_t)batch, sizeof *im);
+    struct iwp_pre_plan sub = it->plan;
+    float *pixels = NULL;
+    size_t done = 0;
+    int rc = 0;
+    if (batch < it->n_frame)
+        IWP_TRY_GOTO(iwp_pre_plan_make(p, sub.w, sub.h, batch, it->mode, &sub, err));
+    const size_t all = r->dump ? it->plan.n_pixel : sub.n_pixel;
+    pixels = malloc(all * sizeof *pixels);
+    if (!im || !pixels)
+        IWP_FAIL(err, IWP_ENOMEM, "%s: out of memory for %zu pixel values", it->label, all);
+    for (int32_t first = 0; first < it->n_frame; first += batch) {
+        struct iwp_tower_out part = {0};
+        if (it->n_frame - first < batch)
+            IWP_TRY_GOTO(
+                iwp_pre_plan_make(p, sub.w, sub.h, it->n_frame - first, it->mode, &sub, err));
+        float *at = pixels + (r->dump ? done : 0);
+        IWP_TRY_GOTO(prepare(it, r, p, &sub, first, im, at, err));
+        const double start = iwp_clock_ms();
+        if (it->keep) want.keep = it->keep + first / (sub.temporal > 1 ? sub.temporal : 1);
+        IWP_TRY_GOTO(iwp_tower_encode(e->tower, &sub, at, &want, &part, err));
+        IWP_TRY_GOTO(append_out(iwp_tower_info(e->tower), &it->own, &part, err));
+        it->ms_encode += iwp_clock_ms() - start;
+        done += sub.n_pixel;
+    }
     it->out = &it->own;
-    if (rc >= 0 && r->dump)
+    if (r->dump) {
         it->pixel_values = pixels;
-    else
-        free(pixels);
-    return rc < 0 ? iwp_err_prefix(err, rc, "%s", it->label) : 0;
+        pixels = NULL;
+    }
+fail:
+    free(pixels);
+    free(im);
+    /* Messages of the film reader name the file already. */
+    if (rc < 0 && rc != IWP_ECANCELLED && !it->clip)
+        return iwp_err_prefix(err, rc, "%s", it->label);
+    return rc;
+}
+
+/* The rows were known, only pictures of the frames are wanted. */
+static int keep_thumbs(struct iwp_item *it, iwp_err *err) {
+    for (int32_t i = 0; it->clip && i < it->n_frame; i++) {
+        struct iwp_image im;
+        int rc = iwp_clip_next(it->clip, &im, err);
+        if (rc > 0) rc = keep_thumb(it, i, &im, err);
+        iwp_image_free(&im);
+        IWP_TRY(rc);
+    }
+    return 0;
 }
 
 int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
@@ -366,7 +445,7 @@ int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp
         return 0;
     }
     struct iwp_pre_params p;
-    IWP_TRY(limits(e, r, &p, err));
+    IWP_TRY(limits(e, it, r, &p, err));
     IWP_TRY(iwp_item_plan(e, it, r, err));
     if (it->target > 0) {
         int rc = shrink(&p, it, err);
@@ -378,7 +457,7 @@ int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp
         c->used = ++e->clock;
         e->hits++;
         it->out = &c->out;
-        return 0;
+        return r->keep_pixels ? keep_thumbs(it, err) : 0;
     }
     e->misses++;
     IWP_TRY(encode(e, it, r, &p, err));

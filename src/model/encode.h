@@ -1,12 +1,13 @@
 /* Pictures and videos of a prompt: bytes to encoder and projector rows, with a cache.
  *
- * Owns: reading files and folders of frames, choosing frames, the `resize` control, and the cache of
- * encoded items, keyed by SHA-256 of the bytes, the preprocessing mode and limits, and bounded in bytes
- * (least recently used out first).
- * Refuses: folders without pictures, frames of different sizes, films (only folders of frames). */
+ * Owns: reading pictures and videos (media/clip.h), the `resize` control, and the cache of encoded items,
+ * keyed by SHA-256 of the bytes, the preprocessing mode and limits, and bounded in bytes (least recently
+ * used out first).  The frames of a video are read, prepared and encoded a few at a time: memory follows
+ * what is kept of them, not the film. */
 #ifndef IWP_MODEL_ENCODE_H
 #define IWP_MODEL_ENCODE_H
 
+#include "media/clip.h"
 #include "model/prompt.h"
 #include "model/tower.h"
 
@@ -20,16 +21,20 @@ struct iwp_item {
     const struct iwp_part *part;
     enum iwp_pre_mode mode;
     char label[200]; /* what messages call it */
-    uint8_t **bytes; /* [n_frame] */
-    size_t *size;    /* [n_frame] */
+    uint8_t *bytes;  /* of a picture … */
+    size_t size;
+    struct iwp_clip *clip; /* … or the video */
     int32_t n_frame;
-    uint8_t sha[32];         /* of all bytes */
-    struct iwp_image *frame; /* [n_frame] once decoded, else NULL */
-    int32_t width, height;   /* of the file */
+    uint8_t sha[32];          /* of all bytes */
+    struct iwp_image picture; /* once decoded */
+    struct iwp_image
+        *frame;            /* [n_frame] small pictures of a video, when the request keeps pixels */
+    int32_t width, height; /* of the file */
     struct iwp_pre_plan plan;
     int32_t target; /* resize control: at most this many tokens; 0: off */
     int32_t *keep;  /* [tiles or frames] rows a method leaves of each inside the tower; NULL: all */
     int32_t n_keep;
+    int32_t small_w, small_h; /* the size the resize control takes; 0: as it is */
 
     const struct iwp_tower_out *out; /* in the cache or `own`; until the next call on the encoder */
     struct iwp_tower_out own;
@@ -38,10 +43,10 @@ struct iwp_item {
 };
 void iwp_item_free(struct iwp_item *it);
 
-/* Reads the bytes: a picture, or the frames of a folder (at most r->frames of them). */
-int iwp_item_read(struct iwp_item *it, const struct iwp_part *part,
+/* Reads the bytes of a picture, or opens a video and chooses its frames. */
+int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_part *part,
                   const struct iwp_prompt_request *r, iwp_err *err);
-/* Decodes (once) and plans with the limits of the request. */
+/* Decodes (once) a picture and plans with the limits of the request. */
 int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                   iwp_err *err);
 /* Fills it->out and it->plan, from the cache when it can. */

@@ -21,6 +21,10 @@ void iwp_prompt_free(struct iwp_prompt *p) {
         free(im->file);
         free(im->row);
         iwp_image_free(&im->picture);
+        for (int32_t k = 0; k < im->n_frame && im->frame; k++) iwp_image_free(&im->frame[k]);
+        free(im->frame);
+        free(im->frame_index);
+        free(im->frame_time);
         free(im->pixel_values);
         free(im->vision_features);
     }
@@ -182,6 +186,19 @@ static int append_rows(struct work *w, struct iwp_prompt *p, struct iwp_item *it
     return 0;
 }
 
+/* Which frames of a video were taken. */
+static int keep_frames(const struct iwp_item *it, struct iwp_prompt_image *im, iwp_err *err) {
+    const struct iwp_clip_info c = iwp_clip_info(it->clip);
+    const size_t n = (size_t)c.n_frame;
+    im->fps = c.fps;
+    im->frame_index = malloc(n * sizeof *im->frame_index);
+    im->frame_time = c.time ? malloc(n * sizeof *im->frame_time) : NULL;
+    IWP_REQUIRE(im->frame_index && (im->frame_time || !c.time), err, IWP_ENOMEM, "out of memory");
+    memcpy(im->frame_index, c.index, n * sizeof *im->frame_index);
+    if (c.time) memcpy(im->frame_time, c.time, n * sizeof *im->frame_time);
+    return 0;
+}
+
 /* Moves what the caller asked for out of the item. */
 static int keep_item(struct work *w, struct iwp_item *it, struct iwp_prompt_image *im,
                      iwp_err *err) {
@@ -194,10 +211,11 @@ static int keep_item(struct work *w, struct iwp_item *it, struct iwp_prompt_imag
     im->n_frame = it->n_frame;
     im->n_visual = it->plan.n_token;
     im->plan = it->plan;
-    if (w->r->keep_pixels && it->frame) {
-        im->picture = it->frame[0];
-        it->frame[0] = (struct iwp_image){0};
-    }
+    im->picture = it->picture;
+    it->picture = (struct iwp_image){0};
+    im->frame = it->frame;
+    it->frame = NULL;
+    if (it->clip) IWP_TRY(keep_frames(it, im, err));
     im->pixel_values = it->pixel_values;
     it->pixel_values = NULL;
     if (it->own.vision) {
@@ -380,7 +398,7 @@ static int encode_media(struct work *w, struct iwp_prompt *p, iwp_err *err) {
         if (w->pieces.piece[i].kind != IWP_PIECE_MEDIA) continue;
         const struct iwp_part *part = w->pieces.piece[i].part;
         struct iwp_item *it = &w->item[w->n_item++];
-        IWP_TRY(iwp_item_read(it, part, w->r, err));
+        IWP_TRY(iwp_item_read(w->m->encoder, it, part, w->r, err));
         it->mode = part->kind == IWP_PART_VIDEO ? IWP_PRE_VIDEO
                    : n_picture > 1              ? IWP_PRE_SEVERAL
                                                 : IWP_PRE_SINGLE;
@@ -434,7 +452,7 @@ static int fill_positions(const struct work *w, struct iwp_prompt *p, iwp_err *e
         }
         const struct iwp_pre_params *pre = &iwp_tower_info(w->m->tower)->pre;
         const struct iwp_prompt_image *im = &p->image[s->media];
-        const double fps = w->r->fps > 0 ? w->r->fps : 2.0; /* what its processor samples at */
+        const double fps = im->fps > 0 ? im->fps : 2.0; /* what its processor samples at */
         iwp_mrope_item(&rope, &im->plan, pre->temporal / fps, pre->tokens_per_second, a, b, c);
         at += im->n_visual;
     }

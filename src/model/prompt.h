@@ -27,9 +27,12 @@ struct iwp_prompt_image {
     int32_t n_visual;         /* rows, separators included */
     struct iwp_pre_plan plan; /* grids: iwp_pre_grid_count, iwp_pre_grid */
     struct iwp_pre_row *row;  /* [n_visual] cell of each token, for overlays and units */
-    struct iwp_image
-        picture;         /* RGB of the (first) frame; empty unless the request says keep_pixels */
-    float *pixel_values; /* [plan.n_pixel], only when the request says dump */
+    struct iwp_image picture; /* RGB of a picture; empty unless the request says keep_pixels */
+    struct iwp_image *frame;  /* [n_frame] small ones of a video, likewise, or NULL */
+    int32_t *frame_index;     /* [n_frame] of a video: their numbers in it */
+    double *frame_time;       /* [n_frame] of a film: seconds since its first frame, or NULL */
+    double fps;               /* at which a video's frames come, 0: not known */
+    float *pixel_values;      /* [plan.n_pixel], only when the request says dump */
     float *vision_features; /* [n_vision][d_vision] tower output, only when the request says dump */
     int32_t n_vision, d_vision;
 };

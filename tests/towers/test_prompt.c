@@ -98,7 +98,7 @@ TEST(bounded) {
                                             : i == 1 ? small
                                                      : video};
             struct iwp_item it;
-            CHECK_MSG(iwp_item_read(&it, &part, &r, &err) >= 0, "%s", err.msg);
+            CHECK_MSG(iwp_item_read(e, &it, &part, &r, &err) >= 0, "%s", err.msg);
             it.mode = i == 2 ? IWP_PRE_VIDEO : IWP_PRE_SEVERAL;
             CHECK_MSG(iwp_item_encode(e, &it, &r, &err) >= 0, "%s", err.msg);
             CHECK(it.out && it.out->row && it.out->n_row > 0);
