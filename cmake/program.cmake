@@ -28,7 +28,7 @@ if(IWP_ENGINE)
   include(${CMAKE_SOURCE_DIR}/cmake/server.cmake)
 else() # what reads requests needs no engine, and the fuzzers want it
   set(dir ${CMAKE_CURRENT_SOURCE_DIR}/server)
-  add_library(iwp_server STATIC ${dir}/request.c ${dir}/request_prune.c ${dir}/request_media.c ${dir}/base64.c ${dir}/guard.c)
+  add_library(iwp_server STATIC ${dir}/request.c ${dir}/request_prune.c ${dir}/request_media.c ${dir}/base64.c ${dir}/guard.c ${dir}/fetch.c)
   target_link_libraries(iwp_server PRIVATE iwp_flags PUBLIC iwp_prune iwp_base)
 endif()
 

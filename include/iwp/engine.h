@@ -117,6 +117,7 @@ struct iwp_prompt_request {
     int32_t image_min_tokens, image_max_tokens; /* 0: the model's */
     int32_t
         image_tiles; /* CLIP towers, a single picture: a thumbnail and this many tiles a side; 0: none */
+    int64_t max_pixels; /* larger pictures are refused; 0: above 100 million */
 
     /* Method `resize`: pictures are shrunk until they cost at most this share of their tokens; 0: off. */
     double resize_keep;

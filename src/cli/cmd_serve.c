@@ -9,7 +9,10 @@
 
 struct serve_args {
     const char *host, *alias, *api_key, *media_path;
-    int32_t port, parallel, queue, timeout, shutdown, body, metrics;
+    int32_t port, parallel, queue, timeout, shutdown, body, metrics, slots, page, inspect;
+    int32_t remote_mib, remote_s;
+    double pixels;
+    bool remote;
     struct iwp_strings allowed;
 };
 
@@ -28,8 +31,16 @@ static const struct iwp_opt serve_opts[] = {
      "requests must carry it: Authorization: Bearer KEY"},
     {"--media-path", "DIR", IWP_OPT_TEXT, AT(media_path), 0, 0, NULL,
      "pictures below DIR may be named as file:// (default: none)"},
+    {"--allow-remote-images", NULL, IWP_OPT_FLAG, AT(remote), 0, 0, NULL,
+     "fetch pictures named as http(s)://, from public addresses only (default: refuse them)"},
+    {"--remote-limit", "MIB", IWP_OPT_INT, AT(remote_mib), 1, 256, NULL,
+     "largest picture that is fetched (default 10)"},
+    {"--remote-timeout", "S", IWP_OPT_INT, AT(remote_s), 1, 600, NULL,
+     "time for fetching one (default 10)"},
+    {"--pixel-limit", "MP", IWP_OPT_REAL, AT(pixels), 0.001, 100, NULL,
+     "largest picture in millions of pixels (default 100)"},
     {"--body-limit", "MIB", IWP_OPT_INT, AT(body), 1, 4096, NULL, "largest request (default 256)"},
-    {"--timeout", "S", IWP_OPT_INT, AT(timeout), 1, 86400, NULL,
+    {"-to, --timeout", "S", IWP_OPT_INT, AT(timeout), 1, 86400, NULL,
      "idle connections, slow senders and readers (default 60)"},
     {"--shutdown-timeout", "S", IWP_OPT_INT, AT(shutdown), 0, 86400, NULL,
      "time that running requests have after SIGTERM (default 30)"},
@@ -37,6 +48,11 @@ static const struct iwp_opt serve_opts[] = {
      "further Host names taken on a loopback address, for a proxy; repeatable"},
     {"--metrics", "[=0|1]", IWP_OPT_TRI, AT(metrics), 0, 0, NULL,
      "GET /metrics for Prometheus (default on)"},
+    {"--slots", "[=0|1]", IWP_OPT_TRI, AT(slots), 0, 0, NULL,
+     "GET /slots: what each session does (default on)"},
+    {"--webui", "[=0|1]", IWP_OPT_TRI, AT(page), 0, 0, NULL, "the page at / (default on)"},
+    {"--inspect", "S", IWP_OPT_INT, AT(inspect), 0, 86400, NULL,
+     "how long GET /inspect/ID shows the report and picture of an answer (default 600; 0: not)"},
     IWP_OPT_END};
 #undef AT
 
@@ -52,11 +68,11 @@ static const struct iwp_command command = {
     .name = "serve",
     .summary = "the OpenAI API with a visual budget per request, and a page",
     .usage = "[-m FILE -mm FILE] [options]",
-    .about =
-        "Serves POST /v1/chat/completions (plain and streamed), /v1/models, /health, /metrics, "
-        "/props, /tokenize and an inspector page at /.  A request may say "
-        "\"prune\": {\"method\": \"iwp\", \"keep\": 0.222}; the pruning flags below are the "
-        "default for those that do not.",
+    .about = "Serves POST /v1/chat/completions (plain and streamed), /v1/completions, /v1/models, "
+             "/health, /metrics, /props, /slots, /tokenize, /apply-template and an inspector page "
+             "at /.  A request may say "
+             "\"prune\": {\"method\": \"iwp\", \"keep\": 0.222}; the pruning flags below are the "
+             "default for those that do not.",
     .examples = examples,
     .min_args = 0,
     .max_args = 0,
@@ -88,6 +104,13 @@ static int fill(struct iwp_server_params *p, const struct serve_args *a,
     p->shutdown_s = a->shutdown;
     p->body_mib = a->body;
     p->metrics = a->metrics != 0;
+    p->slots = a->slots != 0;
+    p->page = a->page != 0;
+    p->inspect_s = a->inspect;
+    p->max_pixels = (int64_t)(a->pixels * 1e6);
+    p->remote_images = a->remote;
+    p->remote_mib = a->remote_mib;
+    p->remote_s = a->remote_s;
     p->session = iwp_model_args_session(model);
     p->min_tokens = model->min_tokens;
     p->max_tokens = model->max_tokens;
@@ -103,7 +126,13 @@ int iwp_cmd_serve(int argc, char **argv) {
                            .timeout = 60,
                            .shutdown = 30,
                            .body = 256,
-                           .metrics = -1};
+                           .metrics = -1,
+                           .slots = -1,
+                           .page = -1,
+                           .inspect = 600,
+                           .remote_mib = 10,
+                           .remote_s = 10,
+                           .pixels = 100};
     struct iwp_model_args model = IWP_MODEL_ARGS_DEFAULT;
     struct iwp_sampling_args sampling = IWP_SAMPLING_ARGS_DEFAULT;
     struct iwp_prune_args prune = IWP_PRUNE_ARGS_DEFAULT;

@@ -354,11 +354,11 @@ int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err) {
     return s->b->n_device > 1 ? iwp_sched_check_custom(s, err) : 0;
 }
 
-/* ggml asks before a node whether to stop after it.  Matrix products are where the time goes, so between
- * two of them nobody waits long. */
+/* ggml asks before a node whether to stop after it.  Matrix products (some are custom nodes) are where
+ * the time goes, so between two of them nobody waits long. */
 static bool at_node(struct ggml_tensor *t, bool ask, void *ctx) {
     struct iwp_sched *s = ctx;
-    if (ask) return t->op == GGML_OP_MUL_MAT;
+    if (ask) return t->op == GGML_OP_MUL_MAT || is_custom(t->op);
     const struct priv *v = s->b->priv;
     const int n = v->n_now;
     s->stopped = s->cancel(s->cancel_ctx);

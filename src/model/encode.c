@@ -165,7 +165,7 @@ static int read_picture(struct iwp_item *it, iwp_err *err) {
 
 int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_part *part,
                   const struct iwp_prompt_request *r, iwp_err *err) {
-    *it = (struct iwp_item){.part = part, .n_frame = 1};
+    *it = (struct iwp_item){.part = part, .n_frame = 1, .max_pixels = r->max_pixels};
     const bool video = part->kind == IWP_PART_VIDEO;
     snprintf(it->label, sizeof it->label, "%s",
              part->file && *part->file ? part->file
@@ -189,11 +189,13 @@ int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
 /* The picture, or the size of the video's frames. */
 static int decode(struct iwp_item *it, iwp_err *err) {
     if (it->width > 0) return 0;
+    struct iwp_image_limits lim = iwp_image_default_limits();
+    if (it->max_pixels > 0 && it->max_pixels < lim.max_pixels) lim.max_pixels = it->max_pixels;
     const double start = iwp_clock_ms();
     if (it->clip) {
         IWP_TRY(iwp_clip_size(it->clip, &it->width, &it->height, err));
     } else {
-        int rc = iwp_image_decode(it->bytes, it->size, NULL, &it->picture, err);
+        int rc = iwp_image_decode(it->bytes, it->size, &lim, &it->picture, err);
         if (rc < 0) return iwp_err_prefix(err, rc, "%s", it->label);
         it->width = it->picture.w;
         it->height = it->picture.h;

@@ -31,6 +31,7 @@ struct iwp_item {
         *frame;            /* [n_frame] small pictures of a video, when the request keeps pixels */
     int32_t width, height; /* of the file */
     struct iwp_pre_plan plan;
+    int64_t max_pixels;
     int32_t target; /* resize control: at most this many tokens; 0: off */
     int32_t *keep;  /* [tiles or frames] rows a method leaves of each inside the tower; NULL: all */
     int32_t n_keep;

@@ -22,13 +22,17 @@
 
 enum route {
     ROUTE_NONE,
-    ROUTE_CHAT,
+    ROUTE_CHAT, /* those with a body first */
+    ROUTE_COMPLETION,
     ROUTE_COUNT,
     ROUTE_TOKENIZE,
+    ROUTE_TEMPLATE,
     ROUTE_HEALTH,
     ROUTE_MODELS,
     ROUTE_METRICS,
     ROUTE_PROPS,
+    ROUTE_SLOTS,
+    ROUTE_INSPECT,
     ROUTE_PAGE
 };
 
@@ -54,7 +58,11 @@ static const struct {
     {"/v1/chat/completions", "POST", ROUTE_CHAT},
     {"/chat/completions", "POST", ROUTE_CHAT},
     {"/v1/chat/completions/input_tokens", "POST", ROUTE_COUNT},
+    {"/v1/completions", "POST", ROUTE_COMPLETION},
+    {"/completions", "POST", ROUTE_COMPLETION},
     {"/tokenize", "POST", ROUTE_TOKENIZE},
+    {"/apply-template", "POST", ROUTE_TEMPLATE},
+    {"/slots", "GET", ROUTE_SLOTS},
     {"/health", "GET", ROUTE_HEALTH},
     {"/v1/health", "GET", ROUTE_HEALTH},
     {"/v1/models", "GET", ROUTE_MODELS},
@@ -62,6 +70,11 @@ static const struct {
     {"/metrics", "GET", ROUTE_METRICS},
     {"/props", "GET", ROUTE_PROPS},
 };
+
+static bool has_body(enum route r) { return r >= ROUTE_CHAT && r <= ROUTE_TEMPLATE; }
+
+/* Reports are below it: /inspect/0123…; the access log leaves the id out. */
+static const char inspect_path[] = "/inspect/";
 
 static const char *header(struct MHD_Connection *c, const char *name) {
     return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
@@ -124,6 +137,40 @@ static enum MHD_Result answer_page(struct exchange *x, struct MHD_Connection *c)
     return queue(x, c, 200, r, x->page->type);
 }
 
+/* The stored report, or for a browser the page that shows it. */
+static enum MHD_Result answer_inspect(struct exchange *x, struct MHD_Connection *c) {
+    struct iwp_server *s = x->s;
+    const char *id = x->path + strlen(inspect_path), *accept = header(c, "Accept");
+    char *copy = NULL;
+    size_t n = 0;
+    pthread_mutex_lock(&s->lock);
+    const struct iwp_stored *e = iwp_stored_find(s, id);
+    if (e && (copy = malloc(e->n))) {
+        n = e->n;
+        memcpy(copy, e->json, n);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (!copy)
+        return answer_error(x, c, 404,
+                            "there is no such report: they are kept for a short time only");
+    if (s->p.page && accept && strstr(accept, "text/html")) {
+        char where[80];
+        free(copy);
+        struct MHD_Response *r = MHD_create_response_from_buffer(0, "", MHD_RESPMEM_PERSISTENT);
+        if (!r) return MHD_NO;
+        snprintf(where, sizeof where, "../?inspect=%s", id);
+        MHD_add_response_header(r, "Location", where);
+        return queue(x, c, 303, r, "text/plain");
+    }
+    struct MHD_Response *r = MHD_create_response_from_buffer(n, copy, MHD_RESPMEM_MUST_FREE);
+    if (!r) {
+        free(copy);
+        return MHD_NO;
+    }
+    MHD_add_response_header(r, "Cache-Control", "no-store");
+    return queue(x, c, 200, r, json_type);
+}
+
 static enum MHD_Result answer_get(struct exchange *x, struct MHD_Connection *c) {
     struct iwp_server *s = x->s;
     struct iwp_json_out w;
@@ -131,6 +178,7 @@ static enum MHD_Result answer_get(struct exchange *x, struct MHD_Connection *c) 
     pthread_mutex_lock(&s->lock);
     const int state = s->state;
     if (x->route == ROUTE_METRICS) iwp_metrics_print(&w, &s->metrics, s->n_running, s->n_waiting);
+    if (x->route == ROUTE_SLOTS && state != IWP_SERVER_LOADING) iwp_reply_slots(&w, s);
     pthread_mutex_unlock(&s->lock);
     if (x->route == ROUTE_PAGE) return answer_page(x, c);
     if (x->route == ROUTE_METRICS) {
@@ -140,6 +188,8 @@ static enum MHD_Result answer_get(struct exchange *x, struct MHD_Connection *c) 
         return queue(x, c, 200, r, "text/plain; version=0.0.4; charset=utf-8");
     }
     if (state == IWP_SERVER_LOADING) return answer_error(x, c, 503, "the model is being loaded");
+    if (x->route == ROUTE_INSPECT) return answer_inspect(x, c);
+    if (x->route == ROUTE_SLOTS) return answer_json(x, c, 200, &w);
     if (x->route == ROUTE_HEALTH) {
         if (state == IWP_SERVER_DRAINING)
             return answer_error(x, c, 503, "the server is shutting down");
@@ -285,15 +335,11 @@ static enum MHD_Result submit(struct exchange *x, struct MHD_Connection *c) {
     x->body = NULL;
     x->n_body = x->cap_body = 0;
     j->refs++;
-    if (s->tail)
-        s->tail->next = j;
-    else
-        s->head = j;
-    s->tail = j;
+    iwp_queue_add(&s->incoming, j);
     s->n_waiting++;
     j->suspended = true;
     MHD_suspend_connection(c);
-    pthread_cond_signal(&s->wake);
+    pthread_cond_signal(&s->wake_prepare);
     pthread_mutex_unlock(&s->lock);
     return MHD_YES;
 }
@@ -306,11 +352,16 @@ static void find_route(struct exchange *x, const char *path, const char *method)
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         if (strcmp(path, routes[i].path) != 0) continue;
         if (routes[i].route == ROUTE_METRICS && !x->s->p.metrics) continue;
+        if (routes[i].route == ROUTE_SLOTS && !x->s->p.slots) continue;
         known = true;
         if (strcmp(method, routes[i].method) == 0 || (get && routes[i].method[0] == 'G'))
             x->route = routes[i].route;
     }
-    for (const struct iwp_page *p = iwp_pages; p->path; p++) {
+    if (x->s->p.inspect_s > 0 && strncmp(path, inspect_path, strlen(inspect_path)) == 0) {
+        known = true;
+        if (get) x->route = ROUTE_INSPECT;
+    }
+    for (const struct iwp_page *p = iwp_pages; p->path && x->s->p.page; p++) {
         if (strcmp(path, p->path) != 0) continue;
         known = true;
         if (!get) break;
@@ -325,8 +376,7 @@ static void find_route(struct exchange *x, const char *path, const char *method)
 static void check_head(struct exchange *x, struct MHD_Connection *c) {
     struct iwp_server *s = x->s;
     const char *host = header(c, "Host"), *type = header(c, "Content-Type");
-    const bool post =
-        x->route == ROUTE_CHAT || x->route == ROUTE_COUNT || x->route == ROUTE_TOKENIZE;
+    const bool post = has_body(x->route);
     if (!iwp_guard_host(host, s->loopback, s->p.allowed_host, s->p.n_allowed_host))
         refuse(x, 403, "this Host is not served (--allowed-host)");
     if (!iwp_guard_origin(header(c, "Origin"), host))
@@ -341,6 +391,18 @@ static void check_head(struct exchange *x, struct MHD_Connection *c) {
     const bool full = s->state == IWP_SERVER_READY && s->n_waiting >= s->p.n_queue;
     pthread_mutex_unlock(&s->lock);
     if (full) refuse(x, 429, "the queue is full, try again later");
+}
+
+/* Who waits in the queue: the peer's address; behind a proxy on this machine, whom that names last. */
+static void name_client(struct exchange *x, struct MHD_Connection *c) {
+    const char *forwarded = header(c, "X-Forwarded-For"), *peer = x->peer;
+    const bool local = strncmp(peer, "127.", 4) == 0 || strcmp(peer, "::1") == 0 || !peer[0];
+    if (local && forwarded && forwarded[0]) {
+        const char *comma = strrchr(forwarded, ',');
+        peer = comma ? comma + 1 : forwarded;
+        while (*peer == ' ') peer++;
+    }
+    snprintf(x->job->client, sizeof x->job->client, "%s", peer);
 }
 
 static enum MHD_Result open_exchange(struct iwp_server *s, struct MHD_Connection *c,
@@ -364,10 +426,13 @@ static enum MHD_Result open_exchange(struct iwp_server *s, struct MHD_Connection
     pthread_mutex_unlock(&s->lock);
     find_route(x, url, method);
     check_head(x, c);
-    x->job = iwp_job_new(s, x->route == ROUTE_COUNT      ? IWP_JOB_COUNT
-                            : x->route == ROUTE_TOKENIZE ? IWP_JOB_TOKENIZE
-                                                         : IWP_JOB_CHAT);
+    x->job = iwp_job_new(s, x->route == ROUTE_COUNT        ? IWP_JOB_COUNT
+                            : x->route == ROUTE_COMPLETION ? IWP_JOB_COMPLETION
+                            : x->route == ROUTE_TOKENIZE   ? IWP_JOB_TOKENIZE
+                            : x->route == ROUTE_TEMPLATE   ? IWP_JOB_TEMPLATE
+                                                           : IWP_JOB_CHAT);
     if (!x->job) return MHD_NO;
+    name_client(x, c);
     const char *length = header(c, "Content-Length"), *expect = header(c, "Expect");
     const unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
     const unsigned long long limit = (unsigned long long)s->p.body_mib << 20;
@@ -394,8 +459,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         return MHD_YES;
     }
     if (x->refuse) return answer_error(x, c, x->refuse, x->why);
-    if (x->route != ROUTE_CHAT && x->route != ROUTE_COUNT && x->route != ROUTE_TOKENIZE)
-        return answer_get(x, c);
+    if (!has_body(x->route)) return answer_get(x, c);
     if (x->job->conn) return answer_job(x, c);
     return submit(x, c);
 }
@@ -418,7 +482,8 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **slot,
     s->n_exchange--;
     pthread_mutex_unlock(&s->lock);
     iwp_log(x->route == ROUTE_HEALTH || x->route == ROUTE_METRICS ? IWP_LOG_DEBUG : IWP_LOG_INFO,
-            "%s %s %s %d %.0f ms req-%s%s", x->peer[0] ? x->peer : "-", x->method, x->path,
+            "%s %s %.*s %d %.0f ms req-%s%s", x->peer[0] ? x->peer : "-", x->method,
+            x->route == ROUTE_INSPECT ? (int)strlen(inspect_path) : (int)sizeof x->path, x->path,
             x->status, iwp_clock_ms() - x->start, x->job ? x->job->id : "-",
             cut ? " (cut off)" : "");
     iwp_job_unref(x->job);

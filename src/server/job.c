@@ -13,12 +13,18 @@
 /* A reader that leaves this much unread has stopped reading. */
 enum { MAX_UNREAD = 8 << 20 };
 
+bool iwp_job_random_id(char *out, size_t n) {
+    uint8_t r[32];
+    out[0] = 0;
+    if (n > sizeof r || getrandom(r, n, 0) != (ssize_t)n) return false;
+    for (size_t i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", r[i]);
+    return true;
+}
+
 struct iwp_job *iwp_job_new(struct iwp_server *s, enum iwp_job_kind kind) {
     struct iwp_job *j = calloc(1, sizeof *j);
     if (!j) return NULL;
-    uint8_t r[10] = {0};
-    if (getrandom(r, sizeof r, 0) != (ssize_t)sizeof r) memcpy(r, &j, sizeof j);
-    for (size_t i = 0; i < sizeof r; i++) snprintf(j->id + 2 * i, 3, "%02x", r[i]);
+    if (!iwp_job_random_id(j->id, 10)) snprintf(j->id, sizeof j->id, "%p", (void *)j);
     j->server = s;
     j->kind = kind;
     j->refs = 1;
@@ -41,6 +47,7 @@ void iwp_job_unref(struct iwp_job *j) {
     iwp_writer_free(&j->writer);
     iwp_json_free(&j->logprobs);
     free(j->body);
+    free(j->picture);
     free(j->out);
     free(j);
 }

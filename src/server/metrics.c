@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "iwp/prune.h"
+
 static const double edge[IWP_HIST_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                               0.5,   1,      2.5,   5,    10,    30,   60,  300};
 
@@ -44,6 +46,22 @@ static void value(struct iwp_json_out *w, const char *name, const char *type, co
 
 static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
+static void print_selections(struct iwp_json_out *w, const struct iwp_metrics *m) {
+    char text[512], number[32];
+    line(w, "# HELP iwp:prune_select_seconds selections of a request\n"
+            "# TYPE iwp:prune_select_seconds summary\n");
+    for (int32_t i = 0; i < IWP_METHOD_SERIES && i < iwp_method_count(); i++) {
+        if (m->select[i].count == 0) continue;
+        const char *name = iwp_method_info(iwp_method_at(i))->name;
+        iwp_json_format_f64(number, m->select[i].sum);
+        snprintf(text, sizeof text,
+                 "iwp:prune_select_seconds_sum{method=\"%s\"} %s\n"
+                 "iwp:prune_select_seconds_count{method=\"%s\"} %llu\n",
+                 name, number, name, (unsigned long long)m->select[i].count);
+        line(w, text);
+    }
+}
+
 void iwp_metrics_print(struct iwp_json_out *w, const struct iwp_metrics *m, int32_t n_running,
                        int32_t n_waiting) {
     static const char *const name[IWP_HIST_COUNT][2] = {
@@ -55,7 +73,6 @@ void iwp_metrics_print(struct iwp_json_out *w, const struct iwp_metrics *m, int3
         {"e2e_request_latency_seconds", "from arrival to the end"},
         {"image_encode_seconds",
          "pictures of a request through the tower, cached ones not counted"},
-        {"prune_select_seconds", "selections of a request"},
     };
     const char *c = "counter", *g = "gauge";
     char text[512];
@@ -82,6 +99,17 @@ void iwp_metrics_print(struct iwp_json_out *w, const struct iwp_metrics *m, int3
     value(w, "images_total", c, "pictures in prompts", (double)m->images);
     value(w, "prompts_encoded_total", c, "prompts with pictures that were not all cached",
           (double)m->encoded);
+    value(w, "prompt_tokens_cached_total", c,
+          "prompt tokens whose first layers an earlier prompt had gone through",
+          (double)m->prompt_cached);
+    value(w, "image_cache_hits_total", c, "pictures that were encoded already",
+          (double)m->cache.hits);
+    value(w, "image_cache_misses_total", c, "pictures that had to be encoded",
+          (double)m->cache.misses);
+    value(w, "image_cache_hit_ratio", g, "hits of all pictures so far",
+          rate((double)m->cache.hits, (double)(m->cache.hits + m->cache.misses)));
+    value(w, "image_cache_entries", g, "encoded pictures in memory", (double)m->cache.n);
+    value(w, "image_cache_bytes", g, "their size", (double)m->cache.bytes);
     value(w, "kv_bytes_saved_total", c, "cache bytes that pruning saved", m->kv_bytes_saved);
     snprintf(text, sizeof text,
              "# HELP iwp:visual_tokens_total visual tokens of prompts, and those kept\n"
@@ -89,6 +117,7 @@ void iwp_metrics_print(struct iwp_json_out *w, const struct iwp_metrics *m, int3
              "iwp:visual_tokens_total{stage=\"kept\"} %llu\n",
              (unsigned long long)m->visual_in, (unsigned long long)m->visual_kept);
     line(w, text);
+    print_selections(w, m);
     for (int h = 0; h < IWP_HIST_COUNT; h++) {
         snprintf(text, sizeof text, "# HELP iwp:%s %s\n# TYPE iwp:%s histogram\n", name[h][0],
                  name[h][1], name[h][0]);

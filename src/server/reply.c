@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "media/image.h"
+#include "server/base64.h"
 #include "server/state.h"
 
 /* ---- errors ------------------------------------------------------------------------------------- */
@@ -150,9 +152,10 @@ void iwp_reply_props(struct iwp_json_out *w, const struct iwp_server *s) {
 
 static void put_head(struct iwp_json_out *w, const struct iwp_job *j, const char *object) {
     char id[64];
-    snprintf(id, sizeof id, "chatcmpl-%s", j->id);
+    const bool chat = j->kind != IWP_JOB_COMPLETION;
+    snprintf(id, sizeof id, "%s-%s", chat ? "chatcmpl" : "cmpl", j->id);
     iwp_json_put_string(w, "id", id);
-    iwp_json_put_string(w, "object", object);
+    iwp_json_put_string(w, "object", chat ? object : "text_completion");
     iwp_json_put_int(w, "created", (int64_t)j->created);
     iwp_json_put_string(w, "model", j->server->name);
     iwp_json_put_string(w, "system_fingerprint", j->server->p.build);
@@ -227,17 +230,22 @@ void iwp_reply_completion(struct iwp_json_out *w, const struct iwp_reply *r) {
     iwp_json_open_array(w, "choices");
     iwp_json_open_object(w, NULL);
     iwp_json_put_int(w, "index", 0);
-    iwp_json_open_object(w, "message");
-    iwp_json_put_string(w, "role", "assistant");
-    iwp_json_put_bytes(w, "content", j->writer.text ? j->writer.text : "", j->writer.n);
-    iwp_json_close_object(w);
+    const char *text = j->writer.text ? j->writer.text : "";
+    if (j->kind == IWP_JOB_COMPLETION) {
+        iwp_json_put_bytes(w, "text", text, j->writer.n);
+    } else {
+        iwp_json_open_object(w, "message");
+        iwp_json_put_string(w, "role", "assistant");
+        iwp_json_put_bytes(w, "content", text, j->writer.n);
+        iwp_json_close_object(w);
+    }
     put_logprobs(w, (struct iwp_job *)j);
     put_finish(w, r->finish);
     iwp_json_close_object(w);
     iwp_json_close_array(w);
     put_usage(w, r);
     put_timings(w, r);
-    iwp_report_prune(w, r);
+    iwp_report_prune(w, r, r->job->req.prune.report);
     iwp_json_close_object(w);
 }
 
@@ -248,10 +256,14 @@ void iwp_reply_delta(struct iwp_json_out *w, struct iwp_job *j, const char *text
     iwp_json_open_array(w, "choices");
     iwp_json_open_object(w, NULL);
     iwp_json_put_int(w, "index", 0);
-    iwp_json_open_object(w, "delta");
-    if (role) iwp_json_put_string(w, "role", "assistant");
-    iwp_json_put_bytes(w, "content", text, n);
-    iwp_json_close_object(w);
+    if (j->kind == IWP_JOB_COMPLETION) {
+        iwp_json_put_bytes(w, "text", text, n);
+    } else {
+        iwp_json_open_object(w, "delta");
+        if (role) iwp_json_put_string(w, "role", "assistant");
+        iwp_json_put_bytes(w, "content", text, n);
+        iwp_json_close_object(w);
+    }
     if (!role) put_logprobs(w, j);
     iwp_json_put_null(w, "finish_reason");
     iwp_json_close_object(w);
@@ -265,14 +277,18 @@ void iwp_reply_last(struct iwp_json_out *w, const struct iwp_reply *r) {
     iwp_json_open_array(w, "choices");
     iwp_json_open_object(w, NULL);
     iwp_json_put_int(w, "index", 0);
-    iwp_json_open_object(w, "delta");
-    iwp_json_close_object(w);
+    if (r->job->kind == IWP_JOB_COMPLETION) {
+        iwp_json_put_string(w, "text", "");
+    } else {
+        iwp_json_open_object(w, "delta");
+        iwp_json_close_object(w);
+    }
     put_finish(w, r->finish);
     iwp_json_close_object(w);
     iwp_json_close_array(w);
     if (!r->job->req.include_usage) {
         put_timings(w, r);
-        iwp_report_prune(w, r);
+        iwp_report_prune(w, r, r->job->req.prune.report);
     }
     iwp_json_close_object(w);
 }
@@ -284,8 +300,62 @@ void iwp_reply_usage(struct iwp_json_out *w, const struct iwp_reply *r) {
     iwp_json_close_array(w);
     put_usage(w, r);
     put_timings(w, r);
-    iwp_report_prune(w, r);
+    iwp_report_prune(w, r, r->job->req.prune.report);
     iwp_json_close_object(w);
+}
+
+/* ---- for the page ------------------------------------------------------------------------------- */
+
+static void put_picture(struct iwp_json_out *w, const struct iwp_job *j) {
+    static const char *const types[][2] = {
+        {"JPEG", "jpeg"}, {"PNG", "png"}, {"WebP", "webp"}, {"GIF", "gif"}};
+    const char *format = j->picture ? iwp_image_format(j->picture, j->n_picture) : NULL;
+    char *code = format ? iwp_base64_encode(j->picture, j->n_picture) : NULL, *url = NULL;
+    for (size_t i = 0; code && i < sizeof types / sizeof *types; i++) {
+        if (strcmp(types[i][0], format) != 0) continue;
+        const size_t n = strlen(code) + 40;
+        url = malloc(n);
+        if (url) snprintf(url, n, "data:image/%s;base64,%s", types[i][1], code);
+    }
+    iwp_json_put_string(w, "image", url);
+    free(code);
+    free(url);
+}
+
+void iwp_reply_inspect(struct iwp_json_out *w, const struct iwp_reply *r) {
+    const struct iwp_job *j = r->job;
+    const char *question = NULL;
+    for (int32_t i = 0; i < j->req.n_part; i++)
+        if (j->req.part[i].kind == IWP_PART_TEXT) question = j->req.part[i].text;
+    iwp_json_open_object(w, NULL);
+    put_head(w, j, "inspection");
+    iwp_json_put_string(w, "question", question);
+    iwp_json_put_bytes(w, "answer", j->writer.text ? j->writer.text : "", j->writer.n);
+    put_finish(w, r->finish);
+    put_usage(w, r);
+    put_timings(w, r);
+    iwp_report_prune(w, r, IWP_REPORT_TOKENS);
+    put_picture(w, j);
+    iwp_json_close_object(w);
+}
+
+void iwp_reply_slots(struct iwp_json_out *w, const struct iwp_server *s) {
+    const int32_t n_ctx = s->p.session.n_ctx > 0 ? s->p.session.n_ctx : s->info.n_ctx_train;
+    iwp_json_open_array(w, NULL);
+    for (int32_t i = 0; i < s->p.n_parallel; i++) {
+        const struct iwp_slot_view *v = &s->slot[i];
+        const bool busy = v->job[0] != 0;
+        iwp_json_open_object(w, NULL);
+        iwp_json_put_int(w, "id", i);
+        iwp_json_put_int(w, "n_ctx", n_ctx);
+        iwp_json_put_bool(w, "is_processing", busy);
+        iwp_json_put_string(w, "state", v->phase ? v->phase : "idle");
+        iwp_json_put_string(w, "id_task", busy ? v->job : NULL);
+        iwp_json_put_int(w, "n_prompt", v->n_prompt);
+        iwp_json_put_int(w, "n_decoded", v->n_decoded);
+        iwp_json_close_object(w);
+    }
+    iwp_json_close_array(w);
 }
 
 /* ---- probabilities ------------------------------------------------------------------------------ */

@@ -4,6 +4,7 @@
  * A picture has one or several grids (a global view, and the map of its tiles).  A bitset counts the
  * cells of a grid row by row, lowest bit first.  `x` and `y` are the edges of columns and rows in
  * pixels of the picture, so that a reader need not know how the model pads, crops and tiles. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,10 +138,23 @@ static void put_images(struct iwp_json_out *w, const struct iwp_reply *r,
     free(stays);
 }
 
-void iwp_report_prune(struct iwp_json_out *w, const struct iwp_reply *r) {
+/* Visual tokens that every layer works on. */
+static void put_layers(struct iwp_json_out *w, int32_t n_layer,
+                       const struct iwp_session_stats *st) {
+    iwp_json_open_array(w, "layer_tokens");
+    for (int32_t l = 0; l < n_layer; l++) {
+        int32_t n = st->n_visual;
+        for (int32_t i = 0; i < st->n_stage; i++)
+            if (l >= st->stage[i].layer) n = st->stage[i].visual_kept;
+        iwp_json_put_int(w, NULL, n);
+    }
+    iwp_json_close_array(w);
+}
+
+void iwp_report_prune(struct iwp_json_out *w, const struct iwp_reply *r, enum iwp_report level) {
     const struct iwp_request_prune *p = &r->job->req.prune;
     /* Without pruning the object is there only for one who asks for tokens: a picture to compare with. */
-    if (p->report == IWP_REPORT_NONE || (!p->on && p->report != IWP_REPORT_TOKENS)) return;
+    if (level == IWP_REPORT_NONE || (!p->on && level != IWP_REPORT_TOKENS)) return;
     const struct iwp_session_stats st = iwp_session_stats(r->session);
     const struct iwp_prompt_info *info = &r->job->info;
     iwp_json_open_object(w, "prune");
@@ -171,6 +185,12 @@ void iwp_report_prune(struct iwp_json_out *w, const struct iwp_reply *r) {
         iwp_json_close_object(w);
     }
     iwp_json_close_array(w);
-    if (p->report == IWP_REPORT_TOKENS) put_images(w, r, &st);
+    put_layers(w, r->job->server->info.n_layer, &st);
+    if (r->job->inspect[0]) {
+        char path[64];
+        snprintf(path, sizeof path, "/inspect/%s", r->job->inspect);
+        iwp_json_put_string(w, "inspect", path);
+    }
+    if (level == IWP_REPORT_TOKENS) put_images(w, r, &st);
     iwp_json_close_object(w);
 }

@@ -59,13 +59,17 @@ static int get_bool(const cJSON *o, const char *name, bool *out, iwp_err *err) {
 
 /* ---- messages ----------------------------------------------------------------------------------- */
 
-static int add_media(struct iwp_request *r, const char *url, const char *media_path,
+static int add_media(struct iwp_request *r, cJSON *url, const struct iwp_request_defaults *def,
                      struct iwp_part *part, iwp_err *err) {
     IWP_REQUIRE(r->n_media < MAX_MEDIA, err, IWP_EINVAL, "more than %d pictures", MAX_MEDIA);
     size_t size;
     uint8_t *data;
-    IWP_TRY(iwp_request_load_media(url, media_path, &data, &size, err));
+    IWP_TRY(iwp_request_load_media(url->valuestring, def, &data, &size, err));
     r->media[r->n_media++] = data;
+    r->media_bytes += size;
+    url->valuestring[0] = 0; /* base64 of a large picture need not stay twice */
+    char *less = realloc(url->valuestring, 1);
+    if (less) url->valuestring = less;
     IWP_REQUIRE(size > 0, err, IWP_EFORMAT, "the picture is empty");
     r->media_hash = iwp_fnv64(r->media_hash, &size, sizeof size);
     r->media_hash = iwp_fnv64(r->media_hash, data, size);
@@ -90,7 +94,7 @@ static int parse_part(struct iwp_request *r, const cJSON *v, const struct iwp_re
         if (cJSON_IsObject(x)) x = field(x, "url");
         IWP_REQUIRE(cJSON_IsString(x), err, IWP_EINVAL,
                     "an image_url part needs 'image_url': {\"url\": …} or a string");
-        return add_media(r, x->valuestring, def->media_path, part, err);
+        return add_media(r, (cJSON *)(uintptr_t)x, def, part, err);
     }
     IWP_REQUIRE(strcmp(t, "video_url") != 0 && strcmp(t, "input_video") != 0, err, IWP_EINVAL,
                 "videos are not taken by this server: send the frames as image_url parts");
@@ -133,6 +137,11 @@ static int parse_message(struct iwp_request *r, const cJSON *v,
         }
     }
     r->n_part += m->n_part;
+    if (!r->said)
+        for (int32_t i = 0; i < m->n_part; i++)
+            if (part[i].text)
+                r->text_hash = iwp_fnv64(r->text_hash, part[i].text, strlen(part[i].text) + 1);
+    r->said = r->said || strcmp(m->role, "user") == 0;
     return 0;
 }
 
@@ -153,7 +162,7 @@ static int parse_messages(struct iwp_request *r, const struct iwp_request_defaul
     r->part = calloc((size_t)n_part + 1, sizeof *r->part);
     r->media = calloc(MAX_MEDIA, sizeof *r->media);
     IWP_REQUIRE(r->message && r->part && r->media, err, IWP_ENOMEM, "out of memory");
-    r->media_hash = IWP_FNV64_INIT;
+    r->media_hash = r->text_hash = IWP_FNV64_INIT;
     cJSON_ArrayForEach(v, list) {
         int rc = parse_message(r, v, def, r->message + r->n_message, err);
         if (rc < 0) return iwp_err_prefix(err, rc, "message %d", r->n_message);
@@ -231,27 +240,58 @@ static int parse_format(const struct iwp_request *r, iwp_err *err) {
     return 0;
 }
 
-int iwp_request_parse(struct iwp_request *r, const char *body, size_t n,
-                      const struct iwp_request_defaults *def, iwp_err *err) {
+static int parse_body(struct iwp_request *r, const char *body, size_t n, iwp_err *err) {
     memset(r, 0, sizeof *r);
     r->top_logprobs = -1;
     IWP_REQUIRE(n > 0, err, IWP_EINVAL, "the body is empty; a JSON object is expected");
     int rc = iwp_json_parse(body, n, (struct iwp_json_limits){0}, &r->doc, err);
     if (rc < 0) return iwp_err_prefix(err, rc, "the body is no JSON");
     IWP_REQUIRE(cJSON_IsObject(r->doc), err, IWP_EINVAL, "the body must be a JSON object");
+    return 0;
+}
+
+static int parse_fields(struct iwp_request *r, const struct iwp_request_defaults *def,
+                        iwp_err *err) {
     const cJSON *model = field(r->doc, "model"), *so = field(r->doc, "stream_options");
     IWP_REQUIRE(!model || cJSON_IsString(model), err, IWP_EINVAL, "'model' must be a string");
     r->model = model ? model->valuestring : NULL;
     IWP_TRY(get_bool(r->doc, "stream", &r->stream, err));
     if (cJSON_IsObject(so)) IWP_TRY(get_bool(so, "include_usage", &r->include_usage, err));
-    bool logprobs = false;
-    IWP_TRY(get_bool(r->doc, "logprobs", &logprobs, err));
-    if (logprobs) r->top_logprobs = 0;
-    if (logprobs) IWP_TRY(get_int(r->doc, "top_logprobs", 0, 20, &r->top_logprobs, err));
     IWP_TRY(parse_sampling(r, def, err));
     IWP_TRY(parse_stop(r, err));
     IWP_TRY(parse_format(r, err));
     IWP_TRY(parse_pixels(r, err));
-    IWP_TRY(iwp_request_parse_prune(&r->prune, field(r->doc, "prune"), def, err));
+    return iwp_request_parse_prune(&r->prune, field(r->doc, "prune"), def, err);
+}
+
+int iwp_request_parse(struct iwp_request *r, const char *body, size_t n,
+                      const struct iwp_request_defaults *def, iwp_err *err) {
+    IWP_TRY(parse_body(r, body, n, err));
+    IWP_TRY(parse_fields(r, def, err));
+    bool logprobs = false;
+    IWP_TRY(get_bool(r->doc, "logprobs", &logprobs, err));
+    if (logprobs) r->top_logprobs = 0;
+    if (logprobs) IWP_TRY(get_int(r->doc, "top_logprobs", 0, 20, &r->top_logprobs, err));
     return parse_messages(r, def, err); /* last: pictures are the work */
+}
+
+int iwp_request_parse_completion(struct iwp_request *r, const char *body, size_t n,
+                                 const struct iwp_request_defaults *def, iwp_err *err) {
+    IWP_TRY(parse_body(r, body, n, err));
+    IWP_TRY(parse_fields(r, def, err));
+    const cJSON *p = field(r->doc, "prompt");
+    if (cJSON_IsArray(p) && cJSON_GetArraySize(p) == 1) p = p->child;
+    IWP_REQUIRE(cJSON_IsString(p) && p->valuestring[0], err, IWP_EINVAL,
+                "'prompt' must be a string that is not empty");
+    IWP_REQUIRE(!field(r->doc, "logprobs"), err, IWP_EINVAL,
+                "'logprobs' are only told by /v1/chat/completions");
+    r->raw = p->valuestring;
+    r->media_hash = r->text_hash = IWP_FNV64_INIT;
+    return 0;
+}
+
+int iwp_request_parse_template(struct iwp_request *r, const char *body, size_t n,
+                               const struct iwp_request_defaults *def, iwp_err *err) {
+    IWP_TRY(parse_body(r, body, n, err));
+    return parse_messages(r, def, err);
 }

@@ -4,13 +4,14 @@
  * where a picture may come from, and the `prune` object, checked against the method table.  Unknown
  * fields are ignored, for SDKs add some; unknown ones inside `prune` are refused, because a misspelt
  * budget would silently be none.  Knows nothing of HTTP, queues or sessions.
- * Refuses: remote URLs always; local files unless a folder is given, and outside of it. */
+ * Refuses: remote URLs unless there is a fetch; local files unless a folder is given, and outside of it. */
 #ifndef IWP_SERVER_REQUEST_H
 #define IWP_SERVER_REQUEST_H
 
 #include <cjson/cJSON.h>
 
 #include "iwp/engine.h"
+#include "server/fetch.h"
 
 enum iwp_report { IWP_REPORT_NONE, IWP_REPORT_SUMMARY, IWP_REPORT_TOKENS };
 
@@ -26,9 +27,10 @@ struct iwp_request_prune {
 struct iwp_request_defaults {
     struct iwp_request_prune prune;
     struct iwp_sampler_params sampler;
-    int32_t n_predict;      /* -1: until the context is full */
-    const char *media_path; /* resolved folder for file:// URLs, or NULL */
-    int32_t n_layer;        /* of the model; 0: not known, layers are not checked */
+    int32_t n_predict;             /* -1: until the context is full */
+    const char *media_path;        /* resolved folder for file:// URLs, or NULL */
+    const struct iwp_fetch *fetch; /* for http(s):// URLs, or NULL */
+    int32_t n_layer;               /* of the model; 0: not known, layers are not checked */
 };
 
 struct iwp_request {
@@ -40,6 +42,10 @@ struct iwp_request {
     uint8_t **media; /* [n_media] bytes of pictures, pointed to by parts */
     int32_t n_media;
     uint64_t media_hash; /* of all pictures: the same ones were perhaps seen by a session */
+    uint64_t text_hash;  /* of the texts up to the first of the user's: the same conversation? */
+    bool said;           /* such a text was seen */
+    size_t media_bytes;
+    const char *raw; /* a completion's prompt, instead of messages */
     struct iwp_sampler_params sampler;
     int32_t n_predict, min_tokens, max_tokens;
     const char **stop; /* NULL-terminated */
@@ -52,6 +58,12 @@ struct iwp_request {
 /* Every failure is IWP_EINVAL or IWP_EFORMAT (the client's fault) or IWP_ENOMEM; free in all cases. */
 int iwp_request_parse(struct iwp_request *r, const char *body, size_t n,
                       const struct iwp_request_defaults *def, iwp_err *err);
+/* The same fields with `prompt`, a string, instead of `messages`. */
+int iwp_request_parse_completion(struct iwp_request *r, const char *body, size_t n,
+                                 const struct iwp_request_defaults *def, iwp_err *err);
+/* `messages` alone, for a template. */
+int iwp_request_parse_template(struct iwp_request *r, const char *body, size_t n,
+                               const struct iwp_request_defaults *def, iwp_err *err);
 void iwp_request_free(struct iwp_request *r); /* a zeroed one is fine */
 
 /* The `prune` object alone; v NULL or JSON null: the default. */
@@ -59,7 +71,7 @@ int iwp_request_parse_prune(struct iwp_request_prune *p, const cJSON *v,
                             const struct iwp_request_defaults *def, iwp_err *err);
 
 /* Bytes behind a URL or raw base64; caller frees *data. */
-int iwp_request_load_media(const char *url, const char *media_path, uint8_t **data, size_t *size,
-                           iwp_err *err);
+int iwp_request_load_media(const char *url, const struct iwp_request_defaults *def, uint8_t **data,
+                           size_t *size, iwp_err *err);
 
 #endif

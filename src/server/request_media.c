@@ -1,4 +1,4 @@
-/* Where the bytes of a picture come from: see request.h.
+/* Where the bytes of a picture come from: see request.h and fetch.h.
  *
  * The type a data URI claims is not believed; the decoder looks at the bytes.  Files are read only
  * below the folder of --media-path: the name must not hold "..", and what it resolves to (links
@@ -53,11 +53,12 @@ static int load_file(const char *name, const char *folder, uint8_t **data, size_
     return rc < 0 ? iwp_err_set(err, IWP_EINVAL, "no such picture below the media folder") : 0;
 }
 
-int iwp_request_load_media(const char *url, const char *media_path, uint8_t **data, size_t *size,
-                           iwp_err *err) {
+int iwp_request_load_media(const char *url, const struct iwp_request_defaults *def, uint8_t **data,
+                           size_t *size, iwp_err *err) {
     *data = NULL;
     *size = 0;
-    if (strncasecmp(url, "file://", 7) == 0) return load_file(url + 7, media_path, data, size, err);
+    if (strncasecmp(url, "file://", 7) == 0)
+        return load_file(url + 7, def->media_path, data, size, err);
     if (strncasecmp(url, "data:", 5) == 0) {
         const char *comma = strchr(url, ',');
         IWP_REQUIRE(comma && comma - url < 256 && comma - url >= 12 &&
@@ -66,8 +67,14 @@ int iwp_request_load_media(const char *url, const char *media_path, uint8_t **da
         url = comma + 1;
     } else {
         const char *colon = strstr(url, "://");
-        IWP_REQUIRE(!colon || colon - url > 16, err, IWP_EINVAL,
-                    "remote pictures are not fetched by this server: send a data: URI");
+        const bool remote = colon && colon - url <= 16;
+        if (remote && def->fetch &&
+            (strncasecmp(url, "http://", 7) == 0 || strncasecmp(url, "https://", 8) == 0))
+            return iwp_fetch_url(def->fetch, url, data, size, err);
+        IWP_REQUIRE(!remote, err, IWP_EINVAL,
+                    def->fetch ? "only data:, file:, http: and https: pictures are taken"
+                               : "remote pictures are not fetched by this server "
+                                 "(--allow-remote-images is not set): send a data: URI");
     }
     int rc = iwp_base64_decode(url, strlen(url), data, size, err);
     return rc < 0 ? iwp_err_prefix(err, rc, "picture") : 0;

@@ -35,6 +35,7 @@ static char *model_name(const struct iwp_server_params *p) {
 
 static int load(struct iwp_server *s, iwp_err *err) {
     const double t0 = iwp_clock_ms();
+    s->p.session.split_media = true;
     IWP_TRY(iwp_engine_open(&s->e, &s->p.engine, err));
     iwp_engine_set_cancel(s->e, aborted, s);
     s->info = iwp_engine_info(s->e);
@@ -67,6 +68,28 @@ static bool idle(struct iwp_server *s) {
     return yes;
 }
 
+static void join_prepare(struct iwp_server *s) {
+    for (int32_t i = 0; i < s->n_prepare; i++) pthread_join(s->prepare[i], NULL);
+    s->n_prepare = 0;
+}
+
+/* Fetching waits for others, so with it several do so at a time. */
+static int start_threads(struct iwp_server *s, iwp_err *err) {
+    IWP_REQUIRE(pthread_create(&s->worker, NULL, iwp_worker_main, s) == 0, err, IWP_EIO,
+                "cannot start a thread");
+    const int32_t n = s->p.remote_images ? IWP_PREPARE_MAX : 1;
+    while (s->n_prepare < n &&
+           pthread_create(&s->prepare[s->n_prepare], NULL, iwp_prepare_main, s) == 0)
+        s->n_prepare++;
+    if (s->n_prepare > 0) return 0;
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->worker, NULL);
+    return iwp_err_set(err, IWP_EIO, "cannot start a thread");
+}
+
 /* Waits for a signal; then no new requests, and what runs may end in time.  A second signal hurries. */
 static void serve(struct iwp_server *s) {
     while (sem_wait(&signalled) != 0 && errno == EINTR) {
@@ -80,7 +103,12 @@ static void serve(struct iwp_server *s) {
     if (!idle(s)) atomic_store(&s->abort, true);
     pthread_mutex_lock(&s->lock);
     s->stop = true;
+    pthread_cond_broadcast(&s->wake_prepare);
     pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    join_prepare(s);
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_signal(&s->wake); /* nothing more will come */
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->worker, NULL);
 }
@@ -92,6 +120,14 @@ static int run(struct iwp_server *s, iwp_err *err) {
                     strerror(errno));
         s->p.def.media_path = real;
     }
+    if (s->p.remote_images) {
+        IWP_REQUIRE(iwp_fetch_built(), err, IWP_EINVAL,
+                    "--allow-remote-images: this build has no libcurl");
+        s->fetch = (struct iwp_fetch){.max_bytes = (size_t)s->p.remote_mib << 20,
+                                      .timeout_s = s->p.remote_s,
+                                      .max_redirects = 3};
+        s->p.def.fetch = &s->fetch;
+    }
     s->name = model_name(&s->p);
     IWP_REQUIRE(s->name, err, IWP_ENOMEM, "out of memory");
     IWP_TRY(iwp_http_start(s, err)); /* before loading: health says 503 until the model is there */
@@ -102,8 +138,7 @@ static int run(struct iwp_server *s, iwp_err *err) {
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
-    IWP_REQUIRE(pthread_create(&s->worker, NULL, iwp_worker_main, s) == 0, err, IWP_EIO,
-                "cannot start a thread");
+    IWP_TRY(start_threads(s, err));
     set_state(s, IWP_SERVER_READY);
     serve(s);
     return 0;
@@ -117,6 +152,7 @@ int iwp_server_run(const struct iwp_server_params *p, iwp_err *err) {
     if (s->p.n_parallel > IWP_SERVER_MAX_SLOT) s->p.n_parallel = IWP_SERVER_MAX_SLOT;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->wake, NULL);
+    pthread_cond_init(&s->wake_prepare, NULL);
     sem_init(&signalled, 0, 0);
     signal(SIGPIPE, SIG_IGN);
     int rc = run(s, err);
@@ -127,7 +163,9 @@ int iwp_server_run(const struct iwp_server_params *p, iwp_err *err) {
     free(s->props_json);
     free((char *)(uintptr_t)s->p.def.media_path);
     free(s->name);
+    iwp_stored_free(s);
     pthread_cond_destroy(&s->wake);
+    pthread_cond_destroy(&s->wake_prepare);
     pthread_mutex_destroy(&s->lock);
     free(s);
     return rc;

@@ -1,7 +1,7 @@
 /* `iwp serve`: a model behind the OpenAI API with a visual budget per request, and the inspector page.
  *
- * Threads: libmicrohttpd's own (epoll) moves bytes and answers what needs no model; one worker owns the
- * engine, its sessions and all parsing; the caller's thread waits for signals.  A connection whose
+ * Threads: libmicrohttpd's own (epoll) moves bytes and answers what needs no model; others parse bodies
+ * and fetch pictures; one worker owns the engine and its sessions; the caller's thread waits for signals.  A connection whose
  * answer is not there yet is suspended, so neither health checks nor slow clients wait for the model. */
 #ifndef IWP_SERVER_SERVER_H
 #define IWP_SERVER_SERVER_H
@@ -20,12 +20,16 @@ struct iwp_server_params {
     const char *media_path;          /* folder for file:// pictures, NULL: none */
     const char *const *allowed_host; /* [n_allowed_host] names taken in Host besides our address */
     int32_t n_allowed_host;
-    int32_t n_parallel; /* sessions */
-    int32_t n_queue;    /* requests that may wait */
-    int32_t timeout_s;  /* idle connections, slow senders and readers */
-    int32_t shutdown_s; /* running requests after SIGTERM */
-    int32_t body_mib;   /* largest body */
-    bool metrics;       /* GET /metrics */
+    int32_t n_parallel;           /* sessions */
+    int32_t n_queue;              /* requests that may wait */
+    int32_t timeout_s;            /* idle connections, slow senders and readers */
+    int32_t shutdown_s;           /* running requests after SIGTERM */
+    int32_t body_mib;             /* largest body */
+    int32_t inspect_s;            /* how long a report stays for GET /inspect/ID; 0: none is kept */
+    int64_t max_pixels;           /* of a picture; 0: the decoder's own limit */
+    bool metrics, slots, page;    /* GET /metrics, /slots, / */
+    bool remote_images;           /* http(s) pictures are fetched … */
+    int32_t remote_mib, remote_s; /* … up to this size, within this time */
     struct iwp_engine_params engine;
     struct iwp_session_params session;
     struct iwp_request_defaults def; /* media_path and n_layer are filled in here */

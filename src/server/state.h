@@ -1,5 +1,6 @@
-/* What the files of the server share: one lock over the queue and over the part of a job that both
- * threads touch.  Everything else of a job is the HTTP thread's until it is queued, then the worker's. */
+/* What the files of the server share: one lock over the queues and over the part of a job that several
+ * threads touch.  Everything else of a job is the HTTP thread's until it is queued, then a preparing
+ * thread's, then the worker's. */
 #ifndef IWP_SERVER_STATE_H
 #define IWP_SERVER_STATE_H
 
@@ -15,16 +16,23 @@
 struct MHD_Connection;
 struct MHD_Daemon;
 
-enum iwp_job_kind { IWP_JOB_CHAT, IWP_JOB_COUNT, IWP_JOB_TOKENIZE };
+enum iwp_job_kind {
+    IWP_JOB_CHAT,
+    IWP_JOB_COMPLETION,
+    IWP_JOB_COUNT,
+    IWP_JOB_TOKENIZE,
+    IWP_JOB_TEMPLATE
+};
 
 struct iwp_job {
     enum iwp_job_kind kind;
     struct iwp_server *server;
-    struct iwp_job *next; /* in the queue */
+    struct iwp_job *next; /* in a queue */
     char id[24];          /* hex; of the request */
+    char client[64];      /* who asked: an address */
     time_t created;
-    char *body; /* [n_body] the worker frees it once parsed */
-    size_t n_body;
+    char *body;    /* freed once parsed */
+    size_t n_body; /* what the job counts for in body_bytes: its body, then its pictures */
     double t_arrive, t_start, t_begin, t_first, t_last;
 
     /* under server->lock */
@@ -48,9 +56,32 @@ struct iwp_job {
     struct iwp_json_out logprobs; /* entries for tokens not yet sent, comma-separated */
     int32_t n_generated;
     double t_write;
+    char inspect[40]; /* id under which the report will be found; "": none */
+    uint8_t *picture; /* the first one, for that page */
+    size_t n_picture;
 };
 
 enum { IWP_SERVER_LOADING, IWP_SERVER_READY, IWP_SERVER_DRAINING };
+
+struct iwp_queue {
+    struct iwp_job *head, *tail;
+};
+
+/* What GET /slots tells of a session. */
+struct iwp_slot_view {
+    const char *phase; /* "idle", "encode", "prefill", "decode" */
+    char job[24];
+    int32_t n_prompt, n_decoded;
+};
+
+/* A report for GET /inspect/ID. */
+struct iwp_stored {
+    char id[40];
+    char *json; /* [n] */
+    size_t n;
+    double until; /* ms */
+};
+enum { IWP_STORED_MAX = 64, IWP_CLIENT_MAX = 64, IWP_PREPARE_MAX = 8 };
 
 struct iwp_server {
     struct iwp_server_params p;
@@ -59,12 +90,21 @@ struct iwp_server {
     char *name;    /* of the model */
     time_t started;
     pthread_mutex_t lock;
-    pthread_cond_t wake;
+    pthread_cond_t wake, wake_prepare;
     int state;
     bool stop; /* the worker ends when nothing is left */
     atomic_bool abort;
-    struct iwp_job *head, *tail;
-    int32_t n_waiting, n_running, n_exchange;
+    struct iwp_queue incoming, ready; /* bodies; parsed requests that wait for a session */
+    int32_t n_waiting;                /* in either queue, or between them */
+    int32_t n_running, n_exchange;
+    struct {
+        char name[64];
+        uint64_t served; /* when it last got a session, by `clock` */
+    } client[IWP_CLIENT_MAX];
+    uint64_t clock;
+    struct iwp_slot_view slot[IWP_SERVER_MAX_SLOT];
+    struct iwp_stored inspect[IWP_STORED_MAX];
+    size_t inspect_bytes;
     size_t body_bytes; /* of all bodies in memory */
     struct iwp_metrics metrics;
     char *models_json, *props_json; /* made once when the model is there */
@@ -72,7 +112,9 @@ struct iwp_server {
     iwp_engine *e;
     iwp_session *session[IWP_SERVER_MAX_SLOT]; /* [p.n_parallel] the worker's */
     struct iwp_engine_info info;
-    pthread_t worker;
+    struct iwp_fetch fetch;
+    pthread_t worker, prepare[IWP_PREPARE_MAX];
+    int32_t n_prepare;
 };
 
 static inline void iwp_server_sleep(int ms) {
@@ -86,8 +128,9 @@ void iwp_http_stop(struct iwp_server *s);
 
 /* job.c; those marked * take the lock themselves, the others want it held */
 struct iwp_job *iwp_job_new(struct iwp_server *s, enum iwp_job_kind kind);
-void iwp_job_unref(struct iwp_job *j); /* * */
-void iwp_job_wake(struct iwp_job *j);  /* resumes its connection when it waits */
+bool iwp_job_random_id(char *out, size_t n); /* 2n hex digits; false: no randomness, and "" */
+void iwp_job_unref(struct iwp_job *j);       /* * */
+void iwp_job_wake(struct iwp_job *j);        /* resumes its connection when it waits */
 bool iwp_job_peer_closed(const struct iwp_job *j);
 bool iwp_job_append(struct iwp_job *j, const char *text, size_t n); /* false: no memory */
 void iwp_job_answer(struct iwp_job *j, int status,
@@ -97,6 +140,22 @@ bool iwp_job_start_stream(struct iwp_job *j);                          /* * */
 bool iwp_job_send(struct iwp_job *j, const char *text, size_t n);      /* * */
 void iwp_job_end(struct iwp_job *j);                                   /* * */
 bool iwp_job_check_gone(struct iwp_job *j);                            /* * */
+
+/* queue.c: all want the lock held */
+void iwp_queue_add(struct iwp_queue *q, struct iwp_job *j);
+struct iwp_job *iwp_queue_take(struct iwp_queue *q); /* the first; NULL: empty */
+/* The first request of the client that has the fewest sessions, and waited longest for one. */
+struct iwp_job *iwp_queue_take_fair(struct iwp_server *s, const char *const *busy, int32_t n_busy);
+/* Takes out those whose client left, as a list. */
+struct iwp_job *iwp_queue_take_gone(struct iwp_queue *q);
+
+/* prepare.c: parses bodies, fetches pictures, answers what needs no session */
+void *iwp_prepare_main(void *server);
+
+/* stored.c: want the lock held */
+void iwp_stored_add(struct iwp_server *s, const char *id, char *json, size_t n); /* owns json */
+const struct iwp_stored *iwp_stored_find(struct iwp_server *s, const char *id);
+void iwp_stored_free(struct iwp_server *s);
 
 /* worker.c */
 void *iwp_worker_main(void *server);
@@ -118,10 +177,13 @@ void iwp_reply_delta(struct iwp_json_out *w, struct iwp_job *j, const char *text
                      bool role);
 void iwp_reply_last(struct iwp_json_out *w, const struct iwp_reply *r);
 void iwp_reply_usage(struct iwp_json_out *w, const struct iwp_reply *r);
+/* What the page shows of this answer later. */
+void iwp_reply_inspect(struct iwp_json_out *w, const struct iwp_reply *r);
+void iwp_reply_slots(struct iwp_json_out *w, const struct iwp_server *s); /* lock held */
 void iwp_reply_logprob(struct iwp_job *j, const iwp_engine *e, const float *logits, int32_t n_vocab,
                        int32_t id);
 
 /* report.c */
-void iwp_report_prune(struct iwp_json_out *w, const struct iwp_reply *r);
+void iwp_report_prune(struct iwp_json_out *w, const struct iwp_reply *r, enum iwp_report level);
 
 #endif

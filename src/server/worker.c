@@ -1,9 +1,10 @@
 /* The worker: the only thread that touches the engine.
  *
  * Every round it takes waiting requests into free sessions, does one step of one prompt (a picture's
- * encoding, a prefill chunk or a selection) and one token of every running answer, so that answers go
- * on while another prompt is read.  First come, first served; a free session that saw the same pictures
- * is preferred, because it may know the first layers already. */
+ * encoding, a prefill chunk or a selection) and one token of every running answer, all in one batch.  An
+ * encoding is interrupted every few milliseconds for such rounds, so that answers go on meanwhile, for
+ * as much time as the picture gets.  A free session that saw the same pictures is preferred, because it
+ * may know the first layers already. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,7 @@ struct slot {
     iwp_prompt *prompt; /* of the last begin; the session may look at it until the next */
     struct iwp_job *job;
     enum phase phase;
-    uint64_t media_hash;
+    uint64_t media_hash, text_hash;
     double used;
     int32_t token; /* picked, not yet fed */
 };
@@ -30,15 +31,35 @@ struct worker {
     struct iwp_server *s;
     struct slot slot[IWP_SERVER_MAX_SLOT];
     int32_t n_slot, turn;
+    int32_t mark; /* layer of the last cut: unpruned prompts keep their state there */
     double looked;
+    struct iwp_job *encoding; /* its pictures are in the tower now; NULL: none */
+    double paused_ms, round_ms,
+        resumed; /* of that: time for others in all, of the last round, when */
 };
+
+static void show(struct worker *k, struct slot *t) {
+    static const char *const name[] = {"idle", "encode", "prefill", "decode"};
+    struct iwp_slot_view *v = &k->s->slot[t - k->slot];
+    pthread_mutex_lock(&k->s->lock);
+    v->phase = name[t->phase];
+    memcpy(v->job, t->job ? t->job->id : "", t->job ? sizeof v->job : 1);
+    v->n_prompt = t->job ? t->job->info.n_token : 0;
+    v->n_decoded = t->job ? t->job->n_generated : 0;
+    pthread_mutex_unlock(&k->s->lock);
+}
+
+static void set_phase(struct worker *k, struct slot *t, enum phase phase) {
+    t->phase = phase;
+    show(k, t);
+}
 
 /* ---- the end of a job --------------------------------------------------------------------------- */
 
 static void release(struct worker *k, struct slot *t) {
     struct iwp_job *j = t->job;
     t->job = NULL;
-    t->phase = FREE;
+    set_phase(k, t, FREE);
     t->used = iwp_clock_ms();
     pthread_mutex_lock(&k->s->lock);
     k->s->n_running--;
@@ -89,7 +110,12 @@ static void note_metrics(struct iwp_server *s, const struct iwp_job *j, const st
         m->encoded++;
         iwp_metrics_observe(m, IWP_HIST_ENCODE, encode / 1e3);
     }
-    if (j->req.prune.on) iwp_metrics_observe(m, IWP_HIST_SELECT, st.ms_select / 1e3);
+    m->prompt_cached += (uint64_t)st.n_reused;
+    for (int32_t i = 0; j->req.prune.on && i < IWP_METHOD_SERIES && i < iwp_method_count(); i++) {
+        if (iwp_method_at(i) != j->req.prune.params.method) continue;
+        m->select[i].count++;
+        m->select[i].sum += st.ms_select / 1e3;
+    }
     if (j->t_first > 0) {
         m->predicted_seconds += (j->t_last - j->t_first) / 1e3;
         iwp_metrics_observe(m, IWP_HIST_TTFT, (j->t_first - j->t_arrive) / 1e3);
@@ -121,6 +147,21 @@ static void send_text(struct iwp_job *j) {
     send_event(j, &w);
 }
 
+/* For GET /inspect/ID. */
+static void keep_report(struct iwp_server *s, const struct iwp_reply *r) {
+    if (!r->job->inspect[0]) return;
+    struct iwp_json_out w;
+    iwp_json_init(&w, false);
+    iwp_reply_inspect(&w, r);
+    if (!w.failed) {
+        pthread_mutex_lock(&s->lock);
+        iwp_stored_add(s, r->job->inspect, w.text, w.len);
+        pthread_mutex_unlock(&s->lock);
+        w.text = NULL;
+    }
+    iwp_json_free(&w);
+}
+
 static void finish(struct worker *k, struct slot *t, enum iwp_finish how) {
     struct iwp_job *j = t->job;
     iwp_err err = {0};
@@ -131,6 +172,7 @@ static void finish(struct worker *k, struct slot *t, enum iwp_finish how) {
     note_metrics(k->s, j, t);
     const struct iwp_reply r = {j, t->prompt, t->session, how};
     struct iwp_json_out w;
+    keep_report(k->s, &r);
     iwp_json_init(&w, false);
     if (!j->req.stream) {
         iwp_reply_completion(&w, &r);
@@ -193,6 +235,7 @@ static void pick(struct worker *k, struct slot *t) {
         finish(k, t, IWP_FINISH_LENGTH);
     else
         t->token = id;
+    if (t->phase == DECODE) show(k, t);
 }
 
 static void decode_round(struct worker *k) {
@@ -223,37 +266,115 @@ static void decode_round(struct worker *k) {
 
 /* ---- prompts ------------------------------------------------------------------------------------ */
 
-static bool cancel_encode(void *ctx) {
-    struct iwp_job *j = ctx;
-    return atomic_load(&j->server->abort) || iwp_job_check_gone(j);
+/* One step of a prompt that is past its encoding, in turn.  False: there is none. */
+static bool prefill_step(struct worker *k) {
+    struct slot *t = NULL;
+    for (int32_t i = 0; i < k->n_slot && !t; i++) {
+        struct slot *x = &k->slot[(k->turn + i) % k->n_slot];
+        if (x->phase == PREFILL) t = x;
+    }
+    if (!t) return false;
+    k->turn = (int32_t)(t - k->slot) + 1;
+    iwp_err err = {0};
+    int rc = iwp_session_step(t->session, &err);
+    if (rc < 0) {
+        fail(k, t, &err);
+    } else if (rc == 0) {
+        set_phase(k, t, DECODE);
+        pick(k, t);
+    } else if (t->job->req.stream && iwp_clock_ms() - t->job->t_write > keep_alive_ms) {
+        iwp_job_send(t->job, ":\n\n", 3);
+    }
+    return true;
 }
 
-static int build_prompt(struct iwp_server *s, struct iwp_job *j, iwp_prompt **out, iwp_err *err) {
+static void look_for_leavers(struct worker *k);
+
+/* Asked by the tower in the middle of a picture. */
+static bool while_encoding(void *ctx) {
+    struct worker *k = ctx;
+    struct iwp_job *j = k->encoding;
+    const double t0 = iwp_clock_ms();
+    if (t0 - k->resumed >= k->round_ms) {
+        look_for_leavers(k);
+        prefill_step(k);
+        decode_round(k);
+        k->resumed = iwp_clock_ms();
+        k->round_ms = k->resumed - t0;
+        k->paused_ms += k->round_ms;
+    }
+    return atomic_load(&k->s->abort) || j->gone;
+}
+
+static int build_prompt(struct worker *k, struct iwp_job *j, iwp_prompt **out, iwp_err *err) {
+    struct iwp_server *s = k->s;
     const struct iwp_request *q = &j->req;
     struct iwp_prompt_request r;
     memset(&r, 0, sizeof r);
     r.message = q->message;
     r.n_message = q->n_message;
+    r.raw = q->raw;
     iwp_prompt_request_for(&r, q->prune.on ? &q->prune.params : NULL);
     r.image_min_tokens = q->min_tokens > 0 ? q->min_tokens : s->p.min_tokens;
     r.image_max_tokens = q->max_tokens > 0 ? q->max_tokens : s->p.max_tokens;
     r.image_tiles = s->p.tiles;
-    r.cancel = cancel_encode;
-    r.cancel_ctx = j;
-    IWP_TRY(iwp_engine_prompt(s->e, &r, out, err));
+    r.max_pixels = s->p.max_pixels;
+    r.cancel = while_encoding;
+    r.cancel_ctx = k;
+    k->encoding = j;
+    k->paused_ms = 0;
+    k->resumed = iwp_clock_ms();
+    const int rc = iwp_engine_prompt(s->e, &r, out, err);
+    k->encoding = NULL;
+    IWP_TRY(rc);
     j->info = iwp_prompt_info(*out);
-    for (int32_t i = 0; i < j->req.n_media; i++) free(j->req.media[i]);
-    j->req.n_media = 0; /* the pictures themselves are not needed any more */
+    if (j->info.ms_encode > k->paused_ms) j->info.ms_encode -= k->paused_ms;
+    if (s->e->prompter->encoder) {
+        const struct iwp_encoder_stats c = iwp_encoder_stats(s->e->prompter->encoder);
+        pthread_mutex_lock(&s->lock);
+        s->metrics.cache = (struct iwp_metrics_cache){c.n, c.bytes, c.hits, c.misses};
+        pthread_mutex_unlock(&s->lock);
+    }
     return 0;
+}
+
+/* The pictures themselves are not needed any more; the first stays for the page. */
+static void drop_pictures(struct iwp_job *j) {
+    enum { MAX_SHOWN = 4 << 20 };
+    struct iwp_request *q = &j->req;
+    for (int32_t i = 0; i < q->n_part && !j->picture; i++) {
+        const struct iwp_part *p = &q->part[i];
+        if (!j->inspect[0] || p->kind != IWP_PART_IMAGE || p->data != q->media[0]) continue;
+        if (p->size > MAX_SHOWN) break;
+        j->n_picture = p->size;
+        j->picture = q->media[0];
+        q->media[0] = NULL;
+    }
+    for (int32_t i = 0; i < q->n_media; i++) free(q->media[i]);
+    q->n_media = 0;
+    pthread_mutex_lock(&j->server->lock);
+    j->server->body_bytes -= j->n_body;
+    j->n_body = 0;
+    pthread_mutex_unlock(&j->server->lock);
+}
+
+/* Where an unpruned run keeps its state, so that a budget asked for next need not start over. */
+static int set_marks(struct worker *k, struct slot *t, iwp_err *err) {
+    const bool want = !t->job->req.prune.on && t->job->info.n_visual > 0 && k->mark > 0;
+    return iwp_session_keep_marks(t->session, &k->mark, want, err);
 }
 
 static int begin(struct worker *k, struct slot *t, iwp_err *err) {
     struct iwp_job *j = t->job;
     const struct iwp_request *q = &j->req;
     iwp_prompt *p = NULL;
-    IWP_TRY(build_prompt(k->s, j, &p, err));
+    IWP_TRY(build_prompt(k, j, &p, err));
+    if (k->s->p.inspect_s > 0 && (q->prune.on || q->prune.report == IWP_REPORT_TOKENS))
+        iwp_job_random_id(j->inspect, 16);
+    drop_pictures(j);
     t->session->sp.positions = q->prune.positions;
-    int rc = iwp_session_begin(t->session, p, q->prune.on ? &q->prune.params : NULL, err);
+    int rc = set_marks(k, t, err);
+    if (rc >= 0) rc = iwp_session_begin(t->session, p, q->prune.on ? &q->prune.params : NULL, err);
     iwp_engine_prompt_free(t->prompt);
     t->prompt = NULL;
     if (rc < 0) {
@@ -262,6 +383,9 @@ static int begin(struct worker *k, struct slot *t, iwp_err *err) {
     }
     t->prompt = p;
     t->media_hash = q->media_hash;
+    t->text_hash = q->text_hash;
+    const int32_t low = iwp_session_low(t->session);
+    if (low > 0 && low < k->s->info.n_layer) k->mark = low;
     j->t_begin = iwp_clock_ms();
     IWP_TRY(iwp_sampler_new(&j->sampler, &q->sampler, err));
     j->writer.stop = q->stop;
@@ -272,90 +396,27 @@ static int begin(struct worker *k, struct slot *t, iwp_err *err) {
         iwp_reply_delta(&w, j, "", 0, true);
         send_event(j, &w);
     }
-    t->phase = PREFILL;
+    set_phase(k, t, PREFILL);
     return 0;
 }
 
-/* One step of the prompt whose turn it is. */
+/* One step of one prompt: a step of the layers, or a whole encoding. */
 static void prompt_step(struct worker *k) {
+    if (prefill_step(k)) return;
     struct slot *t = NULL;
-    for (int32_t i = 0; i < k->n_slot && !t; i++) {
-        struct slot *x = &k->slot[(k->turn + i) % k->n_slot];
-        if (x->phase == ENCODE || x->phase == PREFILL) t = x;
+    for (int32_t i = 0; i < k->n_slot; i++) {
+        struct slot *x = &k->slot[i];
+        if (x->phase == ENCODE && (!t || x->job->t_start < t->job->t_start)) t = x;
     }
-    if (!t) return;
-    k->turn = (int32_t)(t - k->slot) + 1;
     iwp_err err = {0};
-    if (t->phase == ENCODE) {
-        if (begin(k, t, &err) < 0) fail(k, t, &err);
-        return;
-    }
-    int rc = iwp_session_step(t->session, &err);
-    if (rc < 0) {
-        fail(k, t, &err);
-    } else if (rc == 0) {
-        t->phase = DECODE;
-        pick(k, t);
-    } else if (t->job->req.stream && iwp_clock_ms() - t->job->t_write > keep_alive_ms) {
-        iwp_job_send(t->job, ":\n\n", 3);
-    }
+    if (t && begin(k, t, &err) < 0) fail(k, t, &err);
 }
 
-/* ---- requests that need no session -------------------------------------------------------------- */
+/* ---- taking requests ---------------------------------------------------------------------------- */
 
-static int tokenize(struct iwp_server *s, const char *body, size_t n, struct iwp_json_out *w,
-                    iwp_err *err) {
-    cJSON *doc = NULL;
-    struct iwp_ids ids = {0};
-    char *text = NULL;
-    size_t n_text = 0;
-    int rc = iwp_json_parse(body, n, (struct iwp_json_limits){0}, &doc, err);
-    if (rc < 0) return iwp_err_prefix(err, rc, "the body is no JSON");
-    const cJSON *c = cJSON_GetObjectItemCaseSensitive(doc, "content");
-    const bool begin_token = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(doc, "add_special"));
-    const bool special = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(doc, "parse_special"));
-    const bool pieces = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(doc, "with_pieces"));
-    const iwp_vocab *v = s->e->prompter->vocab;
-    if (!cJSON_IsString(c)) IWP_FAIL(err, IWP_EINVAL, "'content' must be a string");
-    IWP_TRY_GOTO(
-        iwp_vocab_normalise(v, c->valuestring, strlen(c->valuestring), &text, &n_text, err));
-    if (begin_token && iwp_vocab_begin(v) >= 0)
-        IWP_TRY_GOTO(iwp_ids_add(&ids, iwp_vocab_begin(v), err));
-    IWP_TRY_GOTO(iwp_vocab_tokenise(v, text, n_text, special, true, &ids, err));
-    iwp_json_open_object(w, NULL);
-    iwp_json_open_array(w, "tokens");
-    for (int32_t i = 0; i < ids.n; i++) {
-        if (!pieces) {
-            iwp_json_put_int(w, NULL, ids.id[i]);
-            continue;
-        }
-        char piece[512];
-        int m = iwp_vocab_piece(v, ids.id[i], true, piece, sizeof piece);
-        if (m < 0) m = 0;
-        iwp_json_open_object(w, NULL);
-        iwp_json_put_int(w, "id", ids.id[i]);
-        if (iwp_utf8_valid(piece, (size_t)m)) {
-            iwp_json_put_bytes(w, "piece", piece, (size_t)m);
-        } else {
-            iwp_json_open_array(w, "piece");
-            for (int b = 0; b < m; b++) iwp_json_put_int(w, NULL, (unsigned char)piece[b]);
-            iwp_json_close_array(w);
-        }
-        iwp_json_close_object(w);
-    }
-    iwp_json_close_array(w);
-    iwp_json_close_object(w);
-fail:
-    free(text);
-    iwp_ids_free(&ids);
-    cJSON_Delete(doc);
-    return rc < 0 ? rc : 0;
-}
-
-static int count_tokens(struct iwp_server *s, struct iwp_job *j, struct iwp_json_out *w,
-                        iwp_err *err) {
+static int count_tokens(struct worker *k, struct iwp_job *j, struct iwp_json_out *w, iwp_err *err) {
     iwp_prompt *p = NULL;
-    IWP_TRY(build_prompt(s, j, &p, err));
+    IWP_TRY(build_prompt(k, j, &p, err));
     iwp_engine_prompt_free(p);
     iwp_json_open_object(w, NULL);
     iwp_json_put_string(w, "object", "response.input_tokens");
@@ -365,52 +426,41 @@ static int count_tokens(struct iwp_server *s, struct iwp_job *j, struct iwp_json
     return 0;
 }
 
-/* ---- taking requests ---------------------------------------------------------------------------- */
-
-static struct slot *free_slot(struct worker *k, uint64_t media_hash) {
+/* The same conversation about the same pictures, or the same pictures, or the one idle longest. */
+static struct slot *free_slot(struct worker *k, const struct iwp_request *q) {
     struct slot *best = NULL;
+    int best_rank = -1;
     for (int32_t i = 0; i < k->n_slot; i++) {
         struct slot *t = &k->slot[i];
         if (t->phase != FREE) continue;
-        if (t->prompt && t->media_hash == media_hash) return t;
-        if (!best || t->used < best->used) best = t;
+        const bool media = t->prompt && t->media_hash == q->media_hash;
+        const bool text = media && t->text_hash == q->text_hash;
+        const int rank = text ? 2 : media && q->media_bytes > 0 ? 1 : 0;
+        if (rank < best_rank || (rank == best_rank && t->used >= best->used)) continue;
+        best = t;
+        best_rank = rank;
     }
     return best;
 }
 
-static void drop_body(struct iwp_job *j) {
-    free(j->body);
-    j->body = NULL;
-    pthread_mutex_lock(&j->server->lock);
-    j->server->body_bytes -= j->n_body;
-    j->n_body = 0;
-    pthread_mutex_unlock(&j->server->lock);
-}
-
-/* Parses a request and gives it a session, or answers it. */
+/* Gives a request a session, or answers it. */
 static void take(struct worker *k, struct iwp_job *j) {
     struct iwp_server *s = k->s;
     iwp_err err = {0};
     int rc = 0;
-    struct iwp_json_out w;
-    iwp_json_init(&w, false);
     j->t_start = iwp_clock_ms();
     const bool gone = iwp_job_check_gone(j);
     if (gone || atomic_load(&s->abort))
         rc = iwp_err_set(&err, IWP_ECANCELLED, "the server is shutting down");
-    else if (j->kind == IWP_JOB_TOKENIZE)
-        rc = tokenize(s, j->body, j->n_body, &w, &err);
-    else
-        rc = iwp_request_parse(&j->req, j->body, j->n_body, &s->p.def, &err);
-    drop_body(j);
-    if (rc >= 0 && j->kind == IWP_JOB_COUNT) rc = count_tokens(s, j, &w, &err);
-    if (rc >= 0 && j->kind == IWP_JOB_CHAT) {
-        iwp_json_free(&w);
-        struct slot *t = free_slot(k, j->req.media_hash);
+    if (rc >= 0 && j->kind != IWP_JOB_COUNT) {
+        struct slot *t = free_slot(k, &j->req);
         t->job = j;
-        t->phase = ENCODE;
+        set_phase(k, t, ENCODE);
         return;
     }
+    struct iwp_json_out w;
+    iwp_json_init(&w, false);
+    if (rc >= 0) rc = count_tokens(k, j, &w, &err);
     if (rc >= 0) {
         iwp_job_answer(j, 200, &w);
     } else {
@@ -427,43 +477,32 @@ static void take(struct worker *k, struct iwp_job *j) {
 /* The next request for a free session; waits when there is nothing at all to do.  NULL: none now. */
 static struct iwp_job *next_job(struct worker *k, bool *end) {
     struct iwp_server *s = k->s;
-    int32_t busy = 0;
-    for (int32_t i = 0; i < k->n_slot; i++) busy += k->slot[i].phase != FREE;
-    if (busy == k->n_slot) return NULL;
+    const char *busy[IWP_SERVER_MAX_SLOT];
+    int32_t n = 0;
+    for (int32_t i = 0; i < k->n_slot; i++)
+        if (k->slot[i].phase != FREE) busy[n++] = k->slot[i].job->client;
+    if (n == k->n_slot) return NULL;
     pthread_mutex_lock(&s->lock);
-    while (!s->head && busy == 0 && !s->stop) pthread_cond_wait(&s->wake, &s->lock);
-    struct iwp_job *j = s->head;
+    while (!s->ready.head && n == 0 && !(s->stop && s->n_waiting == 0))
+        pthread_cond_wait(&s->wake, &s->lock);
+    struct iwp_job *j = iwp_queue_take_fair(s, busy, n);
     if (j) {
-        s->head = j->next;
-        if (!s->head) s->tail = NULL;
         s->n_waiting--;
         s->n_running++;
     }
-    *end = !j && busy == 0 && s->stop;
+    *end = !j && n == 0;
     pthread_mutex_unlock(&s->lock);
     return j;
 }
 
 /* Takes out of the queue those whose client left: they would only make others wait. */
 static void look_at_queue(struct iwp_server *s) {
-    struct iwp_job *left = NULL;
     pthread_mutex_lock(&s->lock);
-    struct iwp_job **at = &s->head, *last = NULL;
-    while (*at) {
-        struct iwp_job *j = *at;
-        if (!j->gone && (!j->conn || iwp_job_peer_closed(j))) j->gone = true;
-        if (!j->gone) {
-            last = j;
-            at = &j->next;
-            continue;
-        }
-        *at = j->next;
-        j->next = left;
-        left = j;
+    struct iwp_job *left = iwp_queue_take_gone(&s->ready);
+    for (const struct iwp_job *j = left; j; j = j->next) {
         s->n_waiting--;
         s->metrics.cancelled++;
     }
-    s->tail = last;
     pthread_mutex_unlock(&s->lock);
     while (left) {
         struct iwp_job *j = left;
@@ -477,11 +516,12 @@ static void look_for_leavers(struct worker *k) {
     const double now = iwp_clock_ms();
     if (now - k->looked < look_ms) return;
     k->looked = now;
+    if (k->encoding) iwp_job_check_gone(k->encoding); /* while_encoding ends it */
     iwp_err err = {.code = IWP_ECANCELLED, .msg = "the server is shutting down"};
     for (int32_t i = 0; i < k->n_slot; i++) {
         struct slot *t = &k->slot[i];
-        if (t->phase != FREE && (iwp_job_check_gone(t->job) || atomic_load(&k->s->abort)))
-            fail(k, t, &err);
+        if (t->phase == FREE || t->job == k->encoding) continue;
+        if (iwp_job_check_gone(t->job) || atomic_load(&k->s->abort)) fail(k, t, &err);
     }
     look_at_queue(k->s);
 }
@@ -492,6 +532,10 @@ void *iwp_worker_main(void *server) {
     if (!k) return NULL;
     k->s = s;
     k->n_slot = s->p.n_parallel;
+    const struct iwp_request_prune *d = &s->p.def.prune;
+    const struct iwp_method *m = d->on ? d->params.method : iwp_method_find("iwp");
+    k->mark = d->on && d->params.layer >= 0 ? d->params.layer : m ? iwp_method_info(m)->layer : -1;
+    if (k->mark >= s->info.n_layer) k->mark = -1;
     for (int32_t i = 0; i < k->n_slot; i++) k->slot[i].session = s->session[i];
     for (bool end = false; !end;) {
         struct iwp_job *j;

@@ -38,7 +38,8 @@ with folder() as tmp:
     check("usage", u["prompt_tokens"] > 50 and u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"], u)
     e = s.stream(ask, stream_options={"include_usage": True})
     chunks = [json.loads(x) for x in e[:-1]]
-    check("stream ends", e[-1] == "[DONE]" and chunks[-1]["choices"] == [] and chunks[-1]["usage"] == u, e[-2:])
+    check("stream ends", e[-1] == "[DONE]" and chunks[-1]["choices"] == [] and {k: chunks[-1]["usage"][k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")}
+          == {k: u[k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")}, e[-2:])
     check("stream finish", chunks[-2]["choices"][0]["delta"] == {} and chunks[-2]["choices"][0]["finish_reason"] == c["finish_reason"])
     said = "".join(x["choices"][0]["delta"].get("content") or "" for x in chunks if x["choices"])
     check("stream equals plain", said == c["message"]["content"], (said, c))
@@ -52,6 +53,18 @@ with folder() as tmp:
     check("input_tokens", n["input_tokens"] == u["prompt_tokens"], n)
     t = json.loads(s.post("/tokenize", {"content": "Hello world"})[1])["tokens"]
     check("tokenize", len(t) > 0 and all(isinstance(x, int) for x in t), t)
+    whole = json.loads(s.post("/apply-template", chat_body([text("See"), picture(), text("what?")]))[1])["prompt"]
+    check("apply-template", whole.startswith("<|im_start|>user <image>") and whole.index("See") < whole.index("what?") and whole.endswith("assistant\n"), whole)
+    plain = json.loads(s.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 5, "temperature": 0, "ignore_eos": True})[1])
+    check("completions", plain["object"] == "text_completion" and plain["id"].startswith("cmpl-") and isinstance(plain["choices"][0]["text"], str)
+          and plain["usage"]["completion_tokens"] == 5, plain)
+    body = s.post("/v1/completions", {"prompt": ["Once upon"], "max_tokens": 5, "temperature": 0, "ignore_eos": True, "stream": True})[1].decode()
+    parts = [json.loads(x[6:]) for x in body.split("\n\n") if x.startswith("data: {")]
+    check("completions streamed", "".join(x["choices"][0]["text"] for x in parts) == plain["choices"][0]["text"] and body.endswith("data: [DONE]\n\n"), body)
+    for name, x in (("none", {}), ("empty", {"prompt": ""}), ("two", {"prompt": ["a", "b"]}), ("ids", {"prompt": [1, 2]})):
+        check(f"prompt {name}", s.post("/v1/completions", x)[0] == 400)
+    slots = json.loads(s.get("/slots")[1])
+    check("slots", len(slots) == 2 and all(x["state"] == "idle" and not x["is_processing"] for x in slots), slots)
     status, b = s.chat("hi", unknown_field={"a": 1}, tools=[], user="me")
     check("unknown fields", status == 200, b)
     check("length", s.chat("hi", max_tokens=3, ignore_eos=True)[1]["usage"]["completion_tokens"] == 3)
@@ -77,6 +90,31 @@ with folder() as tmp:
     check("keep_tokens", s.chat(ask, prune={"method": "random", "keep_tokens": 9})[1]["prune"]["visual_kept"] == 9)
     check("no report", "prune" not in s.chat(ask, prune={"method": "iwp", "keep": 0.5, "report": "none"})[1])
     check("streamed report", "prune" in json.loads(s.stream(ask, prune={"method": "iwp", "keep": 0.5})[-2]))
+    check("tokens per layer", q["layer_tokens"] == [q["visual_in"]] * q["layer"] + [q["visual_kept"]] * (8 - q["layer"]), q)
+
+    # ---- what an earlier prompt did is not done again
+    before = {x: s.metric(x) for x in ("image_cache_hits_total", "image_cache_misses_total", "prompt_tokens_cached_total")}
+    for budget in (0.3, 0.6):
+        x = s.chat(ask, prune={"method": "iwp", "keep": budget})[1]
+        check(f"budget {budget} rewinds", x["usage"]["prompt_tokens_details"]["cached_tokens"] == u["prompt_tokens"], x["usage"])
+        check("encoded once", x["timings"]["encode_ms"] == 0, x["timings"])
+    x = s.chat([picture(), text("And what else?")], prune={"method": "iwp", "keep": 0.6})[1]
+    check("another question rewinds", q["visual_in"] < x["usage"]["prompt_tokens_details"]["cached_tokens"] < u["prompt_tokens"], x["usage"])
+    x = s.chat(ask, prune={"method": "none"})[1]
+    check("no budget rewinds", x["usage"]["prompt_tokens_details"]["cached_tokens"] > q["visual_in"], x["usage"])
+    check("and says the same", x["choices"][0]["message"] == c["message"], x)
+    check("cache metrics", s.metric("image_cache_hits_total") == before["image_cache_hits_total"] + 4 and 0 < s.metric("image_cache_hit_ratio") < 1
+          and s.metric("image_cache_misses_total") == before["image_cache_misses_total"] and s.metric("prompt_tokens_cached_total") > before["prompt_tokens_cached_total"])
+
+    # ---- reports for the page
+    at = q["inspect"]
+    check("inspect id", re.fullmatch(r"/inspect/[0-9a-f]{32}", at), at)
+    status, b, head = s.get(at)
+    b = json.loads(b)
+    check("inspect", status == 200 and b["prune"]["images"] == q["images"] and b["answer"] == r["choices"][0]["message"]["content"] and b["question"] == "What is this?"
+          and b["image"].startswith("data:image/png;base64,") and head["Cache-Control"] == "no-store", str(b)[:300])
+    check("inspect in a browser", b"<html" in s.get(at, {"Accept": "text/html"})[1])
+    check("unknown report", s.get("/inspect/" + "0" * 32)[0] == 404 and s.get("/inspect/")[0] == 404 and s.get("/inspect/" + "a" * 500)[0] == 404)
     good = {"method": "iwp", "keep": 0.5}
     for name, bad in {"method": {"method": "nope"}, "keep": {**good, "keep": 7}, "zero": {**good, "keep": 0}, "text": {**good, "keep": "x"},
                       "layer": {**good, "layer": 999}, "negative layer": {**good, "layer": -1}, "both": {**good, "keep_tokens": 4},
@@ -140,5 +178,6 @@ with folder() as tmp:
           and 'visual_tokens_total{stage="kept"}' in text_)
     code, log = s.stop()
     check("exit", code == 0, (code, log[-600:]))
+    check("ids are not logged", at not in log and "GET /inspect/ 200" in log, log[-600:])
     check("access log", re.search(r"^127\.0\.0\.1 POST /v1/chat/completions 200 \d+ ms req-[0-9a-f]{20}$", log, re.M), log[-600:])
 finish()
