@@ -6,7 +6,9 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CTEST = ctest -j$(JOBS) --output-on-failure --no-tests=error
 sources = $(shell git ls-files '*.c' '*.h' 2>/dev/null || find src include tests examples -name '*.[ch]')
 
-.PHONY: help deps build dev demo test test-tsan test-fuzz test-long bench format format-check install clean
+LONG_FUZZ_SECONDS ?= 3600
+
+.PHONY: help deps build dev demo test test-tsan test-fuzz test-long cov bench format format-check install clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -47,8 +49,13 @@ test-fuzz: deps
 
 test-long: ## make test, then every fuzzer for an hour and many more random cases
 	@$(MAKE) test
-	@$(MAKE) test-fuzz FUZZ_SECONDS=3600
+	@$(MAKE) test-fuzz FUZZ_SECONDS=$(LONG_FUZZ_SECONDS)
 	@cd build && IWP_TEST_LONG=1 $(CTEST)
+
+cov: deps ## lines the tests reach, by file (gcovr)
+	@scripts/install-deps gcovr llvm-19; $(call preset,cov)
+	@cd build/cov && $(CTEST) >ctest.log || { tail -20 ctest.log; exit 1; }
+	@gcovr --gcov-executable 'llvm-cov-19 gcov' -r . -f src/ build/cov
 
 bench: build ## timings of the selection beside sgemm (whole grid: iwp bench select)
 	@build/iwp bench select --tokens 320,2048
