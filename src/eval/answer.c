@@ -9,8 +9,11 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "eval/base64.h"
+#include "eval/gallery.h"
 #include "model/prompter.h"
 #include "model/session.h"
+#include "view/thumb.h"
 
 void iwp_eval_answer_free(struct iwp_eval_answer *a) {
     iwp_answer_free(&a->text);
@@ -58,22 +61,10 @@ static int run_nll(iwp_session *s, const struct iwp_eval_sample *q, float *logit
 }
 
 static char *make_bits(const int32_t *keep, int32_t n_keep, int32_t n) {
-    static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const size_t bytes = ((size_t)n + 7) / 8, groups = (bytes + 2) / 3;
-    uint8_t *b = calloc(groups * 3 + 1, 1);
-    char *out = malloc(groups * 4 + 1);
+    const size_t bytes = ((size_t)n + 7) / 8;
+    uint8_t *b = calloc(bytes + 1, 1);
     for (int32_t i = 0; b && i < n_keep; i++) b[keep[i] / 8] |= (uint8_t)(1u << (keep[i] % 8));
-    for (size_t i = 0; b && out && i < groups; i++) {
-        const uint32_t w = (uint32_t)b[3 * i] << 16 | (uint32_t)b[3 * i + 1] << 8 | b[3 * i + 2];
-        for (int k = 0; k < 4; k++)
-            out[4 * i + (size_t)k] =
-                3 * i + (size_t)k > bytes ? '=' : digit[w >> (18 - 6 * k) & 63];
-    }
-    if (b && out) out[groups * 4] = 0;
-    if (!b) {
-        free(out);
-        out = NULL;
-    }
+    char *out = b ? iwp_base64_encode(b, bytes) : NULL;
     free(b);
     return out;
 }
@@ -152,6 +143,18 @@ static void put_answer(struct iwp_json_out *w, const struct iwp_eval_answer *a,
     iwp_json_put_string(w, "keep_bits", a->keep_bits);
 }
 
+/* Ends the document as one line of a file. */
+static int append(struct iwp_json_out *w, const char *path, iwp_err *err) {
+    int rc = w->failed ? iwp_err_set(err, IWP_ENOMEM, "out of memory") : 0;
+    if (rc >= 0) {
+        while (w->len && w->text[w->len - 1] != '}') w->len--;
+        w->text[w->len] = '\n';
+        rc = iwp_eval_lines_append(path, w->text, w->len + 1, err);
+    }
+    iwp_json_free(w);
+    return rc;
+}
+
 static int write_sample(const struct iwp_eval_answer *a, const struct iwp_eval_sample *q,
                         const char *path, const iwp_err *failed, iwp_err *err) {
     struct iwp_json_out w;
@@ -160,14 +163,7 @@ static int write_sample(const struct iwp_eval_answer *a, const struct iwp_eval_s
     put_question(&w, q);
     put_answer(&w, a, q, failed);
     iwp_json_close_object(&w);
-    int rc = w.failed ? iwp_err_set(err, IWP_ENOMEM, "out of memory") : 0;
-    if (rc >= 0) {
-        while (w.len && w.text[w.len - 1] != '}') w.len--; /* ends with its brace, then a newline */
-        w.text[w.len] = '\n';
-        rc = iwp_eval_lines_append(path, w.text, w.len + 1, err);
-    }
-    iwp_json_free(&w);
-    return rc;
+    return append(&w, path, err);
 }
 
 int iwp_eval_answer_write(const struct iwp_eval_answer *a, const struct iwp_eval_sample *q,
@@ -189,4 +185,54 @@ int iwp_eval_answer_write(const struct iwp_eval_answer *a, const struct iwp_eval
     }
     IWP_TRY(iwp_eval_lines_path(path, sizeof path, dir, config, "samples", task, err));
     return write_sample(a, q, path, failed, err);
+}
+
+/* ---- pictures -------------------------------------------------------------------------------------- */
+
+static void put_cells(struct iwp_json_out *w, const struct iwp_prompt_image *m, int32_t width,
+                      int32_t height) {
+    /* Of a picture in tiles, the finest map; of a film, the first frame. */
+    const int32_t grids = iwp_pre_grid_count(&m->plan);
+    const int32_t grid = m->n_frame == 1 && grids > 1 ? grids - 1 : 0;
+    const double sx = (double)width / m->picture.w, sy = (double)height / m->picture.h;
+    iwp_json_open_array(w, "cells");
+    for (int32_t i = 0; i < m->n_visual; i++) {
+        float box[4];
+        if (m->row[i].n == 0 || m->row[i].grid != grid) continue;
+        iwp_pre_row_box(&m->plan, &m->row[i], box);
+        const int32_t at[5] = {m->first_visual + i, (int32_t)((double)box[0] * sx + 0.5),
+                               (int32_t)((double)box[1] * sy + 0.5),
+                               (int32_t)((double)box[2] * sx + 0.5),
+                               (int32_t)((double)box[3] * sy + 0.5)};
+        for (int k = 0; k < 5; k++) iwp_json_put_int(w, NULL, at[k]);
+    }
+    iwp_json_close_array(w);
+}
+
+int iwp_eval_picture_write(const iwp_prompt *p, const struct iwp_eval_sample *q, const char *dir,
+                           const char *task, iwp_err *err) {
+    char path[4096];
+    uint8_t *webp;
+    size_t n;
+    int32_t width, height;
+    if (p->n_image == 0 || !p->image[0].picture.rgb) return 0;
+    IWP_TRY(iwp_gallery_path(path, sizeof path, dir, task, err));
+    IWP_TRY(iwp_thumb_webp(&p->image[0].picture, 320, &webp, &n, &width, &height, err));
+    char *text = iwp_base64_encode(webp, n);
+    free(webp);
+    IWP_REQUIRE(text, err, IWP_ENOMEM, "out of memory");
+    struct iwp_json_out w;
+    iwp_json_init(&w, false);
+    iwp_json_open_object(&w, NULL);
+    iwp_json_put_int(&w, "doc_id", q->doc);
+    iwp_json_put_string(&w, "question",
+                        cJSON_GetObjectItemCaseSensitive(q->row, "question")->valuestring);
+    iwp_json_put_int(&w, "visual", p->n_visual);
+    iwp_json_put_int(&w, "width", width);
+    iwp_json_put_int(&w, "height", height);
+    iwp_json_put_string(&w, "webp", text);
+    put_cells(&w, &p->image[0], width, height);
+    iwp_json_close_object(&w);
+    free(text);
+    return append(&w, path, err);
 }

@@ -27,4 +27,8 @@ int iwp_eval_answer_write(const struct iwp_eval_answer *a, const struct iwp_eval
                           const char *dir, const char *config, const char *task,
                           const iwp_err *failed, iwp_err *err);
 
+/* The picture of a sample for reports (gallery.h); the prompt was made with keep_pixels. */
+int iwp_eval_picture_write(const iwp_prompt *p, const struct iwp_eval_sample *q, const char *dir,
+                           const char *task, iwp_err *err);
+
 #endif

@@ -17,6 +17,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "eval/answer.h"
+#include "eval/gallery.h"
 #include "model/session.h"
 
 /* Configurations that start from the same encoded prompt. */
@@ -39,8 +40,9 @@ struct grid {
     float *logits; /* [n_vocab] */
     struct iwp_progress progress;
     int64_t at, total, computed;
-    bool first;      /* at the first question of the run */
-    iwp_err *refuse; /* [n_config] why it cannot do that one; code 0: it can */
+    uint8_t *picture; /* [samples of the set] the report wants to show it */
+    bool first;       /* at the first question of the run */
+    iwp_err *refuse;  /* [n_config] why it cannot do that one; code 0: it can */
 };
 
 /* One question under one family. */
@@ -113,7 +115,7 @@ static int32_t low_layer(const struct grid *g, const struct iwp_eval_config *c, 
 /* ---- one descent --------------------------------------------------------------------------------------- */
 
 static int make_prompt(struct grid *g, const struct family *f, const struct iwp_eval_sample *s,
-                       iwp_prompt **out, iwp_err *err) {
+                       bool pixels, iwp_prompt **out, iwp_err *err) {
     struct iwp_part part[IWP_MANIFEST_MAX_MEDIA + 1];
     struct iwp_part sys = {.kind = IWP_PART_TEXT, .text = g->j->system};
     struct iwp_message msg[2];
@@ -122,6 +124,7 @@ static int make_prompt(struct grid *g, const struct family *f, const struct iwp_
         part[n] = (struct iwp_part){.kind = s->video ? IWP_PART_VIDEO : IWP_PART_IMAGE,
                                     .file = s->path[n]};
     struct iwp_prompt_request r = f->request;
+    r.keep_pixels = pixels;
     if (g->j->raw) {
         r.raw = s->prompt;
         r.media = part;
@@ -240,7 +243,13 @@ static int32_t next_config(const struct grid *g, const struct descent *d) {
 
 static int prepare(struct grid *g, struct family *f, struct descent *d, iwp_err *err) {
     const struct iwp_eval_sample *q = &d->set->at[d->at];
-    IWP_TRY(make_prompt(g, f, q, &d->p, err));
+    const bool picture =
+        g->picture[d->at] && f->request.resize_keep == 0 && f->request.resize_tokens == 0;
+    IWP_TRY(make_prompt(g, f, q, picture, &d->p, err));
+    if (picture) {
+        IWP_TRY(iwp_eval_picture_write(d->p, q, g->j->dir, d->set->task->name, err));
+        g->picture[d->at] = 0;
+    }
     d->info = iwp_prompt_info(d->p);
     d->media = d->info.ms_decode_image + d->info.ms_preprocess + d->info.ms_encode;
     double *first = &f->media_ms[q->cluster];
@@ -374,13 +383,22 @@ static int end_first(struct grid *g, const struct iwp_eval_set *set, int32_t at,
     return 0;
 }
 
+static int32_t count_clusters(const struct iwp_eval_set *set) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < set->n; i++)
+        if (set->at[i].cluster >= n) n = set->at[i].cluster + 1;
+    return n;
+}
+
 /* Questions about the same picture one after another. */
 static int32_t *make_order(const struct iwp_eval_set *set) {
+    const int32_t clusters = count_clusters(set), most = clusters > set->n ? clusters : set->n;
     int32_t *order = malloc(((size_t)set->n + 1) * sizeof *order), n = 0;
     int32_t *next = malloc(((size_t)set->n + 1) * sizeof *next);
-    int32_t *last = malloc(((size_t)set->n + 1) * sizeof *last);
+    int32_t *last = malloc(((size_t)most + 1) * sizeof *last);
     if (order && next && last) {
-        for (int32_t i = 0; i < set->n; i++) last[i] = next[i] = -1;
+        for (int32_t i = 0; i < most; i++) last[i] = -1;
+        for (int32_t i = 0; i < set->n; i++) next[i] = -1;
         for (int32_t i = 0; i < set->n; i++) { /* chains of samples with the same cluster */
             const int32_t c = set->at[i].cluster;
             if (last[c] >= 0) next[last[c]] = i;
@@ -401,11 +419,35 @@ static int32_t *make_order(const struct iwp_eval_set *set) {
     return order;
 }
 
+/* The first questions of the first pictures are shown in the report. */
+static int choose_pictures(struct grid *g, const struct iwp_eval_set *set, iwp_err *err) {
+    char path[4096];
+    struct iwp_gallery there = {0};
+    free(g->picture);
+    g->picture = calloc((size_t)set->n + 1, 1);
+    IWP_REQUIRE(g->picture, err, IWP_ENOMEM, "out of memory");
+    IWP_TRY(iwp_gallery_path(path, sizeof path, g->j->dir, set->task->name, err));
+    IWP_TRY(iwp_eval_lines_repair(path, err));
+    int rc = iwp_gallery_read(&there, path, err);
+    int32_t shown[IWP_GALLERY_MAX], n = 0;
+    for (int32_t i = 0; i < set->n && n < IWP_GALLERY_MAX && rc >= 0; i++) {
+        int32_t k = 0;
+        while (k < n && shown[k] != set->at[i].cluster) k++;
+        if (k < n) continue;
+        shown[n++] = set->at[i].cluster;
+        g->picture[i] = !iwp_gallery_find(&there, set->at[i].doc);
+    }
+    iwp_gallery_free(&there);
+    return rc;
+}
+
 static int run_set(struct grid *g, struct iwp_eval_set *set, iwp_err *err) {
     IWP_TRY(read_done(g, set, err));
+    IWP_TRY(choose_pictures(g, set, err));
     for (int32_t f = 0; f < g->n_family; f++) {
         free(g->family[f].media_ms);
-        g->family[f].media_ms = calloc((size_t)set->n + 1, sizeof *g->family[f].media_ms);
+        g->family[f].media_ms =
+            calloc((size_t)count_clusters(set) + 1, sizeof *g->family[f].media_ms);
         IWP_REQUIRE(g->family[f].media_ms, err, IWP_ENOMEM, "out of memory");
     }
     int32_t *order = make_order(set);
@@ -458,6 +500,7 @@ int iwp_eval_run_grid(struct iwp_eval_job *j, iwp_err *err) {
     }
     free(g.family);
     free(g.refuse);
+    free(g.picture);
     free(g.done);
     free(g.logits);
     iwp_session_free(g.early);
