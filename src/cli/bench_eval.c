@@ -68,12 +68,13 @@ static int run_grid(struct iwp_eval_job *job, struct iwp_eval_run *run, iwp_err 
     return rc < 0 ? rc : 0;
 }
 
-/* The family of configurations that share a prompt is told by how the picture is resized. */
+/* The family of configurations that share a prompt is told by what changes the picture or the tower. */
 static bool same_pictures(const struct iwp_eval_config *a, const struct iwp_eval_config *b) {
     struct iwp_prompt_request x = {0}, y = {0};
     iwp_prompt_request_for(&x, a->params.method ? &a->params : NULL);
     iwp_prompt_request_for(&y, b->params.method ? &b->params : NULL);
-    return x.resize_keep == y.resize_keep && x.resize_tokens == y.resize_tokens;
+    return !x.in_tower && !y.in_tower && x.resize_keep == y.resize_keep &&
+           x.resize_tokens == y.resize_tokens;
 }
 
 /* alone: [n_config] what each cost.  Of those that share pictures, the one that runs most layers

@@ -22,7 +22,7 @@
 
 /* Configurations that start from the same encoded prompt. */
 struct family {
-    struct iwp_prompt_request request; /* resize_*, tap_* */
+    struct iwp_prompt_request request; /* resize_*, tap_*, the tower's method */
     int32_t *config;                   /* [n] */
     int32_t n;
     double *media_ms; /* [clusters of the set] measured when encoded */
@@ -63,7 +63,8 @@ struct descent {
 /* ---- families ------------------------------------------------------------------------------------------ */
 
 static bool same_prompt(const struct iwp_prompt_request *a, const struct iwp_prompt_request *b) {
-    return a->resize_keep == b->resize_keep && a->resize_tokens == b->resize_tokens &&
+    return !a->in_tower && !b->in_tower && a->resize_keep == b->resize_keep &&
+           a->resize_tokens == b->resize_tokens &&
            (!a->tap_qk || !b->tap_qk || a->tap_block == b->tap_block);
 }
 

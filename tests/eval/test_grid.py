@@ -71,7 +71,7 @@ try:
 
     # answers of a grid with shared prefixes are those of one configuration alone: cuts before the decoder, at
     # several layers, in several steps, that read the layer before, that fail at one budget, and resized pictures
-    methods = "none,iwp,fastv,dart,vatp,v2drop,pyramiddrop,divprune,visionzip,random,uniform,resize"
+    methods = "none,iwp,fastv,dart,vatp,v2drop,pyramiddrop,divprune,visionzip,random,uniform,resize,tome"
     def several(out, names, *more):
         return [a if a != "none,iwp,random" else names for a in grid(out, "--seeds", "1", *more)]
 
@@ -83,7 +83,7 @@ try:
     for m in methods.split(","):
         run(*several("alone", m, "--exact-times", "--allow-failures"))
     folders = sorted(d for d in os.listdir(os.path.join(t, "many")) if os.path.isdir(os.path.join(t, "many", d)))
-    check(len(folders) == 23, "folders: %s" % folders)
+    check(len(folders) == 25, "folders: %s" % folders)
     for d in folders:
         for task in ("toy", "said"):
             name = "samples_%s.jsonl" % task
