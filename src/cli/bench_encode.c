@@ -32,8 +32,12 @@ static const struct iwp_opt bench_opts[] = {
 #undef AT
 
 static const char *const examples[] = {"iwp bench encode -mm mmproj.gguf --image-size 1008x756",
-                                       "one size", "iwp bench encode -o json",
-                                       "the shipped model's tower, as JSON", NULL};
+                                       "one size",
+                                       "iwp bench encode --frames 32 --image-size 640x360",
+                                       "a video of 32 frames, in frames per second",
+                                       "iwp bench encode -o json",
+                                       "the shipped model's tower, as JSON",
+                                       NULL};
 
 static const struct iwp_command command = {
     .name = "bench encode",
@@ -137,13 +141,13 @@ static void print_head(const struct args *a, struct iwp_json_out *j, int32_t thr
         iwp_json_put_int(j, "threads", threads);
         iwp_json_open_array(j, "rows");
     } else if (a->output == 2) {
-        puts("model,width,height,frames,visual,preprocess_ms,encode_ms,encode_p95_ms,gflops,"
-             "peak_rss_bytes");
+        puts("model,width,height,frames,visual,preprocess_ms,encode_ms,encode_p95_ms,"
+             "frames_per_s,gflops,peak_rss_bytes");
     } else {
         puts("| model                    | picture   | frames | visual | preproc ms |  encode ms | "
-             "   p95 ms | GFLOP/s | peak MB |");
+             "   p95 ms | frames/s | GFLOP/s | peak MB |");
         puts("|--------------------------|-----------|-------:|-------:|-----------:|-----------:|-"
-             "---------:|--------:|--------:|");
+             "---------:|---------:|--------:|--------:|");
     }
 }
 
@@ -156,6 +160,7 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const struct
                                          "prefill_tokens_per_s",
                                          "decode_tokens_per_s"};
     const int32_t frames = a->frames ? a->frames : 1;
+    const double rate = r->encode_ms > 0 ? frames * 1e3 / r->encode_ms : 0;
     if (a->output == 1) {
         iwp_json_open_object(j, NULL);
         iwp_json_put_string(j, "model", r->model);
@@ -168,21 +173,23 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const struct
         iwp_json_put_ms(j, "preprocess_ms", r->preprocess_ms);
         iwp_json_put_ms(j, "encode_ms", r->encode_ms);
         iwp_json_put_ms(j, "encode_p95_ms", r->p95_ms);
+        iwp_json_put_f64(j, "frames_per_s", rate);
         for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++)
             iwp_json_put_null(j, absent[i]);
         iwp_json_put_f64(j, "gflops", r->gflops);
         iwp_json_put_int(j, "peak_rss_bytes", peak_rss());
         iwp_json_close_object(j);
     } else if (a->output == 2) {
-        printf("%s,%d,%d,%d,%d,%.3f,%.3f,%.3f,%.2f,%lld\n", r->model, r->w, r->h, frames,
-               r->n_visual, r->preprocess_ms, r->encode_ms, r->p95_ms, r->gflops,
+        printf("%s,%d,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.2f,%lld\n", r->model, r->w, r->h, frames,
+               r->n_visual, r->preprocess_ms, r->encode_ms, r->p95_ms, rate, r->gflops,
                (long long)peak_rss());
     } else {
         char size[24];
         snprintf(size, sizeof size, "%dx%d", r->w, r->h);
-        printf("| %-24.24s | %-9s | %6d | %6d | %10.2f | %10.2f | %9.2f | %7.1f | %7.0f |\n",
-               r->model, size, frames, r->n_visual, r->preprocess_ms, r->encode_ms, r->p95_ms,
-               r->gflops, (double)peak_rss() / 1e6);
+        printf(
+            "| %-24.24s | %-9s | %6d | %6d | %10.2f | %10.2f | %9.2f | %8.2f | %7.1f | %7.0f |\n",
+            r->model, size, frames, r->n_visual, r->preprocess_ms, r->encode_ms, r->p95_ms, rate,
+            r->gflops, (double)peak_rss() / 1e6);
     }
     fflush(stdout);
 }

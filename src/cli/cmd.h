@@ -18,6 +18,7 @@ int iwp_cmd_convert(int argc, char **argv);
 int iwp_cmd_bench(int argc, char **argv);
 int iwp_bench_machine(int argc, char **argv);
 int iwp_bench_select(int argc, char **argv);
+int iwp_bench_film(int argc, char **argv);
 int iwp_bench_encode(int argc, char **argv);  /* builds with the engine */
 int iwp_bench_prefill(int argc, char **argv); /* builds with the engine */
 int iwp_bench_e2e(int argc, char **argv);     /* builds with the engine */

@@ -13,6 +13,7 @@ static const struct {
 #ifdef IWP_HAVE_BENCH_SELECT
     {"select", "the selection alone, beside sgemm of the same size; no model", iwp_bench_select},
 #endif
+    {"film", "frames out of films; no model", iwp_bench_film},
 #ifdef IWP_HAVE_ENGINE
     {"encode", "pictures through the vision tower, by size", iwp_bench_encode},
     {"prefill", "prompt processing with and without pruning", iwp_bench_prefill},

@@ -17,14 +17,18 @@ static const struct iwp_opt run_opts[] = {
     {"--image", "FILE", IWP_OPT_COMMAS, AT(image), 0, 0, NULL,
      "picture (JPEG, PNG, WebP, GIF); repeatable"},
     {"--video", "FILE|DIR", IWP_OPT_LIST, AT(video), 0, 0, NULL,
-     "film, or a folder of frames in name order; repeatable"},
-    {"--frames", "N", IWP_OPT_INT, AT(frames), 1, 4096, NULL, "frames of a video at most"},
-    {"--fps", "F", IWP_OPT_REAL, AT(fps), 0.001, 1000, NULL, "frames per second of a video"},
+     "film (MP4, MOV, MKV, WebM, AVI, GIF), folder of frames in name order, or .txt list of "
+     "frames; "
+     "repeatable"},
+    {"--frames", "N", IWP_OPT_INT, AT(frames), 1, 4096, NULL,
+     "frames of a film, spread evenly (default 32); of a folder at most"},
+    {"--fps", "F", IWP_OPT_REAL, AT(fps), 0.001, 1000, NULL,
+     "frames taken per second of a film, 4 to --frames (or 768); rate of a folder's frames"},
     {"-sys, --system-prompt", "TEXT", IWP_OPT_TEXT, AT(system), 0, 0, NULL, "system message"},
     {"--json", NULL, IWP_OPT_FLAG, AT(json), 0, 0, NULL, "one JSON document on stdout"},
     {"-o, --output", "FORMAT", IWP_OPT_TEXT, AT(output), 0, 0, NULL, "text or json"},
     {"--overlay", "FILE.png", IWP_OPT_TEXT, AT(overlay), 0, 0, NULL,
-     "draw kept and dropped tokens over the (first) picture"},
+     "draw kept and dropped tokens over the (first) picture, or over the frames of a video"},
     {"--prune-dump", "FILE", IWP_OPT_TEXT, AT(prune_dump), 0, 0, NULL,
      "what was kept, as .json, .svg or .png"},
     {"--dump-tensors", "FILE", IWP_OPT_TEXT, AT(dump), 0, 0, NULL,
@@ -36,7 +40,11 @@ static const char *const examples[] = {
     "iwp run --image photo.jpg -p \"What is in the picture?\" --prune iwp --keep 22.2%",
     "one question, a fifth of the visual tokens kept from layer 4 on",
     "iwp run -m model.gguf -mm mmproj.gguf --image chart.png",
-    "a chat about a picture: /image, /video, /prune, /keep, /clear, /quit", NULL};
+    "a chat about a picture: /image, /video, /prune, /keep, /clear, /quit",
+    "iwp run --video film.mp4 --frames 16 -p \"What happens?\" --prune iwp --keep 11.1% --overlay "
+    "sheet.png",
+    "16 frames of a film, one budget over all of them; the sheet shows what was kept of each",
+    NULL};
 
 static const struct iwp_command command = {
     .name = "run",

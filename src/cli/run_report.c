@@ -11,6 +11,7 @@
 #include "cli/run.h"
 #include "model/prompt.h"
 #include "view/overlay.h"
+#include "view/sheet.h"
 
 static double decode_rate(const struct iwp_run_result *r) {
     return r->answer.n_token > 1 && r->answer.ms_decode > 0
@@ -82,6 +83,19 @@ static void put_prune(struct iwp_json_out *w, const struct iwp_run_job *j,
     iwp_json_close_object(w);
 }
 
+/* A video's: which frames were taken, and when a film shows them. */
+static void put_frames(struct iwp_json_out *w, const struct iwp_prompt_image *m) {
+    if (!m->frame_index) return;
+    iwp_json_open_array(w, "frames");
+    for (int32_t i = 0; i < m->n_frame; i++) iwp_json_put_int(w, NULL, m->frame_index[i]);
+    iwp_json_close_array(w);
+    if (m->fps > 0) iwp_json_put_f64(w, "fps", m->fps);
+    if (!m->frame_time) return;
+    iwp_json_open_array(w, "seconds");
+    for (int32_t i = 0; i < m->n_frame; i++) iwp_json_put_f64(w, NULL, m->frame_time[i]);
+    iwp_json_close_array(w);
+}
+
 static void put_images(struct iwp_json_out *w, const struct iwp_prompt *p) {
     iwp_json_open_array(w, "images");
     for (int32_t i = 0; i < p->n_image; i++) {
@@ -102,6 +116,7 @@ static void put_images(struct iwp_json_out *w, const struct iwp_prompt *p) {
         iwp_json_close_array(w);
         iwp_json_put_int(w, "first_visual", m->first_visual);
         iwp_json_put_int(w, "n_visual", m->n_visual);
+        put_frames(w, m);
         iwp_json_close_object(w);
     }
     iwp_json_close_array(w);
@@ -204,24 +219,23 @@ void iwp_run_summary(const struct iwp_run_job *j, const struct iwp_run_result *r
 
 /* ---- pictures ----------------------------------------------------------------------------------- */
 
-/* The grid of a picture that shows most detail: the last one with several cells (AnyRes map), or the
- * only one. */
-static int32_t best_grid(const struct iwp_prompt_image *m) {
-    int32_t n = iwp_pre_grid_count(&m->plan);
-    return m->n_frame == 1 && n > 1 ? n - 1 : 0;
-}
-
+/* The cells of the frames of a video, or of the grid of a picture that shows most detail: the last one
+ * (AnyRes map), or the only one. */
 struct cells {
+    int32_t first, n; /* grids */
     int32_t rows, cols;
-    uint8_t *kept;
+    uint8_t *kept; /* [n][rows][cols] */
     float *scores;
 };
 
 static int make_cells(const struct iwp_prompt_image *m, const struct iwp_session_stats *st,
                       struct cells *c, iwp_err *err) {
-    const int32_t grid = best_grid(m);
-    iwp_pre_grid(&m->plan, grid, &c->rows, &c->cols);
-    const size_t n = (size_t)c->rows * (size_t)c->cols;
+    const int32_t grids = iwp_pre_grid_count(&m->plan);
+    const bool video = m->frame_index != NULL;
+    c->first = video ? 0 : grids - 1;
+    c->n = video ? grids : 1;
+    iwp_pre_grid(&m->plan, c->first, &c->rows, &c->cols);
+    const size_t area = (size_t)c->rows * (size_t)c->cols, n = (size_t)c->n * area;
     c->kept = calloc(n + 1, 1);
     c->scores = calloc(n + 1, sizeof *c->scores);
     uint8_t *stays = calloc((size_t)st->n_visual + 1, 1);
@@ -232,8 +246,9 @@ static int make_cells(const struct iwp_prompt_image *m, const struct iwp_session
     for (int32_t i = 0; i < st->n_kept; i++) stays[st->keep[i]] = 1;
     for (int32_t i = 0; i < m->n_visual; i++) {
         const struct iwp_pre_row *row = &m->row[i];
-        if (row->n == 0 || row->grid != grid || row->y >= c->rows || row->x >= c->cols) continue;
-        const size_t at = (size_t)row->y * (size_t)c->cols + (size_t)row->x;
+        const int32_t g = row->grid - c->first;
+        if (row->n == 0 || g < 0 || g >= c->n || row->y >= c->rows || row->x >= c->cols) continue;
+        const size_t at = (size_t)g * area + (size_t)row->y * (size_t)c->cols + (size_t)row->x;
         c->kept[at] = stays[m->first_visual + i];
         if (st->scores) c->scores[at] = st->scores[m->first_visual + i];
     }
@@ -241,9 +256,24 @@ static int make_cells(const struct iwp_prompt_image *m, const struct iwp_session
     return 0;
 }
 
-/* Over the picture, or as a map of its own shaded by score. */
+static struct iwp_sheet make_sheet(const struct iwp_prompt_image *m, const struct cells *c,
+                                   bool scores) {
+    return (struct iwp_sheet){.n = c->n,
+                              .rows = c->rows,
+                              .cols = c->cols,
+                              .kept = c->kept,
+                              .scores = scores ? c->scores : NULL,
+                              .frame = scores ? NULL : m->frame,
+                              .stride = m->plan.temporal > 1 ? m->plan.temporal : 1};
+}
+
+/* Over the picture, or as a map of its own shaded by score; a video's frames as a contact sheet. */
 static int draw_png(const struct iwp_prompt_image *m, const struct cells *c, bool scores,
                     const char *path, iwp_err *err) {
+    if (m->frame_index) {
+        const struct iwp_sheet s = make_sheet(m, c, scores);
+        return iwp_sheet_write_png(&s, path, err);
+    }
     const struct iwp_overlay o = {.rows = c->rows,
                                   .cols = c->cols,
                                   .kept = c->kept,
@@ -254,19 +284,30 @@ static int draw_png(const struct iwp_prompt_image *m, const struct cells *c, boo
     return iwp_overlay_write_png(&o, path, err);
 }
 
-static int draw_svg(const struct cells *c, const char *path, iwp_err *err) {
+static int draw_svg(const struct iwp_prompt_image *m, const struct cells *c, const char *path,
+                    iwp_err *err) {
     struct iwp_output out;
+    const struct iwp_sheet s = make_sheet(m, c, false);
+    struct iwp_sheet_layout l;
+    IWP_TRY(iwp_sheet_layout(&s, &l, err));
+    if (c->n == 1) l = (struct iwp_sheet_layout){1, 1, 10, c->cols * 10, c->rows * 10};
     IWP_TRY(iwp_output_open(&out, path, err));
     fprintf(out.file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
             "shape-rendering=\"crispEdges\">\n<rect width=\"%d\" height=\"%d\" fill=\"#222\"/>\n",
-            c->cols * 10, c->rows * 10, c->cols * 10, c->rows * 10);
-    for (int32_t y = 0; y < c->rows; y++)
-        for (int32_t x = 0; x < c->cols; x++)
-            if (c->kept[(size_t)y * (size_t)c->cols + (size_t)x])
-                fprintf(out.file,
-                        "<rect x=\"%d\" y=\"%d\" width=\"9\" height=\"9\" fill=\"#f5b83d\"/>\n",
-                        x * 10, y * 10);
+            l.width, l.height, l.width, l.height);
+    const uint8_t *kept = c->kept;
+    for (int32_t i = 0; i < c->n; i++) {
+        int32_t left = 0, top = 0;
+        if (c->n > 1) iwp_sheet_place(&s, &l, i, &left, &top);
+        for (int32_t y = 0; y < c->rows; y++)
+            for (int32_t x = 0; x < c->cols; x++)
+                if (*kept++)
+                    fprintf(out.file,
+                            "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" "
+                            "fill=\"#f5b83d\"/>\n",
+                            left + x * l.cell, top + y * l.cell, l.cell - 1, l.cell - 1);
+    }
     fputs("</svg>\n", out.file);
     int rc = iwp_output_commit(&out, err);
     iwp_output_abort(&out);
@@ -315,7 +356,7 @@ int iwp_run_draw(const struct iwp_run_job *j, const struct iwp_run_result *r, iw
     if (rc >= 0 && a->overlay) rc = draw_png(m, &c, false, a->overlay, err);
     if (rc >= 0 && dot && strcmp(dot, ".png") == 0)
         rc = draw_png(m, &c, st.scores != NULL, a->prune_dump, err);
-    if (rc >= 0 && dot && strcmp(dot, ".svg") == 0) rc = draw_svg(&c, a->prune_dump, err);
+    if (rc >= 0 && dot && strcmp(dot, ".svg") == 0) rc = draw_svg(m, &c, a->prune_dump, err);
     free(c.kept);
     free(c.scores);
     return rc;

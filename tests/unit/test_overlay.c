@@ -1,5 +1,5 @@
 /* Overlays: kept cells keep the picture's colour, dropped ones do not; sizes; a readable PNG. */
-#include "view/overlay.h"
+#include "view/sheet.h"
 
 #include <unistd.h>
 
@@ -50,7 +50,45 @@ TEST(png) {
     CHECK_INT(iwp_overlay_write_png(&o, "/nonexistent/x.png", &e), IWP_EIO);
 }
 
+TEST(sheet) {
+    char path[] = "/tmp/iwp-test-XXXXXX";
+    close(mkstemp(path));
+    enum { N = 10, ROWS = 4, COLS = 5 };
+    static uint8_t kept[N * ROWS * COLS], rgb[N][3 * 8 * 8];
+    struct iwp_image frame[N];
+    for (int i = 0; i < N; i++) {
+        memset(rgb[i], 20 * (i + 1), sizeof rgb[i]); /* every frame another grey */
+        frame[i] = (struct iwp_image){8, 8, rgb[i]};
+        kept[i * ROWS * COLS + i] = 1; /* and another token kept */
+    }
+    const struct iwp_sheet s = {
+        .n = N, .rows = ROWS, .cols = COLS, .kept = kept, .frame = frame, .stride = 1};
+    struct iwp_sheet_layout l;
+    iwp_err e;
+    struct iwp_image im;
+    CHECK_INT(iwp_sheet_layout(&s, &l, &e), 0);
+    CHECK(l.across * l.down >= N && l.across >= 3 && l.cell >= 6);
+    CHECK_INT(iwp_sheet_write_png(&s, path, &e), 0);
+    CHECK_INT(iwp_image_load(path, NULL, &im, &e), 0);
+    CHECK(im.w == l.width && im.h == l.height);
+    for (int32_t i = 0; i < N; i++)
+        for (int32_t t = 0; t < ROWS * COLS; t++) {
+            int32_t x, y;
+            iwp_sheet_place(&s, &l, i, &x, &y);
+            x += t % COLS * l.cell + l.cell / 2;
+            y += t / COLS * l.cell + l.cell / 2;
+            const int v = im.rgb[((size_t)y * (size_t)im.w + (size_t)x) * 3];
+            CHECK_MSG(t == i ? v == 20 * (i + 1) : v < 18 + 20 * (i + 1) / 2,
+                      "frame %d token %d: %d", i, t, v);
+        }
+    iwp_image_free(&im);
+    unlink(path);
+    const struct iwp_sheet bad = {.n = 0, .rows = 1, .cols = 1};
+    CHECK_INT(iwp_sheet_layout(&bad, &l, &e), IWP_EINVAL);
+}
+
 int main(void) {
+    test_sheet();
     test_draw();
     test_png();
     return test_done();
