@@ -194,6 +194,9 @@ static int decode(struct iwp_item *it, iwp_err *err) {
     const double start = iwp_clock_ms();
     if (it->clip) {
         IWP_TRY(iwp_clip_size(it->clip, &it->width, &it->height, err));
+        IWP_REQUIRE(it->max_pixels <= 0 || (int64_t)it->width * it->height <= it->max_pixels, err,
+                    IWP_EINVAL, "%s: frames of %d x %d pixels, the limit is %lld in all", it->label,
+                    it->width, it->height, (long long)it->max_pixels);
     } else {
         int rc = iwp_image_decode(it->bytes, it->size, &lim, &it->picture, err);
         if (rc < 0) return iwp_err_prefix(err, rc, "%s", it->label);

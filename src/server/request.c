@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/err.h"
 #include "base/hash.h"
@@ -59,21 +60,40 @@ static int get_bool(const cJSON *o, const char *name, bool *out, iwp_err *err) {
 
 /* ---- messages ----------------------------------------------------------------------------------- */
 
+/* A film below the media folder is not read into memory: the engine gets its path.  Folders and lists of
+ * frames are refused, for they could lead out of it. */
+static int add_film(struct iwp_request *r, char *path, struct iwp_part *part, iwp_err *err) {
+    struct stat st;
+    const char *dot = strrchr(path, '.');
+    r->media[r->n_media++] = (uint8_t *)path; /* to be freed with the others */
+    IWP_REQUIRE(stat(path, &st) == 0 && S_ISREG(st.st_mode) && !(dot && strcmp(dot, ".txt") == 0),
+                err, IWP_EINVAL, "only a film can be a video: send frames as image_url parts");
+    r->media_hash = iwp_fnv64(r->media_hash, path, strlen(path));
+    *part = (struct iwp_part){.kind = IWP_PART_VIDEO, .file = path};
+    return 0;
+}
+
 static int add_media(struct iwp_request *r, cJSON *url, const struct iwp_request_defaults *def,
-                     struct iwp_part *part, iwp_err *err) {
+                     enum iwp_part_kind kind, struct iwp_part *part, iwp_err *err) {
     IWP_REQUIRE(r->n_media < MAX_MEDIA, err, IWP_EINVAL, "more than %d pictures", MAX_MEDIA);
     size_t size;
     uint8_t *data;
+    if (kind == IWP_PART_VIDEO) {
+        char *path;
+        IWP_TRY(iwp_request_find_media(url->valuestring, def, &path, err));
+        if (path) return add_film(r, path, part, err);
+    }
     IWP_TRY(iwp_request_load_media(url->valuestring, def, &data, &size, err));
     r->media[r->n_media++] = data;
     r->media_bytes += size;
     url->valuestring[0] = 0; /* base64 of a large picture need not stay twice */
     char *less = realloc(url->valuestring, 1);
     if (less) url->valuestring = less;
-    IWP_REQUIRE(size > 0, err, IWP_EFORMAT, "the picture is empty");
+    IWP_REQUIRE(size > 0, err, IWP_EFORMAT, "the %s is empty",
+                kind == IWP_PART_VIDEO ? "video" : "picture");
     r->media_hash = iwp_fnv64(r->media_hash, &size, sizeof size);
     r->media_hash = iwp_fnv64(r->media_hash, data, size);
-    *part = (struct iwp_part){.kind = IWP_PART_IMAGE, .data = data, .size = size};
+    *part = (struct iwp_part){.kind = kind, .data = data, .size = size};
     return 0;
 }
 
@@ -94,11 +114,19 @@ static int parse_part(struct iwp_request *r, const cJSON *v, const struct iwp_re
         if (cJSON_IsObject(x)) x = field(x, "url");
         IWP_REQUIRE(cJSON_IsString(x), err, IWP_EINVAL,
                     "an image_url part needs 'image_url': {\"url\": …} or a string");
-        return add_media(r, (cJSON *)(uintptr_t)x, def, part, err);
+        return add_media(r, (cJSON *)(uintptr_t)x, def, IWP_PART_IMAGE, part, err);
     }
-    IWP_REQUIRE(strcmp(t, "video_url") != 0 && strcmp(t, "input_video") != 0, err, IWP_EINVAL,
-                "videos are not taken by this server: send the frames as image_url parts");
-    return iwp_err_set(err, IWP_EINVAL, "content part of type '%.40s': known are text, image_url",
+    if (strcmp(t, "video_url") == 0 || strcmp(t, "input_video") == 0) {
+        const cJSON *in = field(v, t);
+        x = cJSON_IsObject(in) ? field(in, "url") : in;
+        if (!x) x = field(in, "data");
+        IWP_REQUIRE(cJSON_IsString(x), err, IWP_EINVAL, "a %s part needs '%s': {\"url\": …}%s", t,
+                    t, t[0] == 'i' ? " or {\"data\": …}" : " or a string");
+        return add_media(r, (cJSON *)(uintptr_t)x, def, IWP_PART_VIDEO, part, err);
+    }
+    return iwp_err_set(err, IWP_EINVAL,
+                       "content part of type '%.40s': known are text, image_url, video_url, "
+                       "input_video",
                        t);
 }
 
@@ -231,6 +259,18 @@ static int parse_pixels(struct iwp_request *r, iwp_err *err) {
     return 0;
 }
 
+/* How many frames of a video, as vLLM's and lmms-eval's clients say it. */
+static int parse_frames(struct iwp_request *r, iwp_err *err) {
+    const cJSON *o = field(r->doc, "media_io_kwargs"), *v = field(o, "video");
+    if (!cJSON_IsObject(v)) return 0;
+    int32_t n = 0;
+    IWP_TRY(get_int(v, "num_frames", -1, 4096, &n, err)); /* -1: no opinion */
+    IWP_TRY(get_real(v, "fps", 0, 1000, &r->fps, err));
+    if (n > 0) r->frames = n;
+    if (r->fps > 0 && r->fps < 0.001) r->fps = 0.001;
+    return 0;
+}
+
 static int parse_format(const struct iwp_request *r, iwp_err *err) {
     const cJSON *o = field(r->doc, "response_format");
     if (!o) return 0;
@@ -261,6 +301,7 @@ static int parse_fields(struct iwp_request *r, const struct iwp_request_defaults
     IWP_TRY(parse_stop(r, err));
     IWP_TRY(parse_format(r, err));
     IWP_TRY(parse_pixels(r, err));
+    IWP_TRY(parse_frames(r, err));
     return iwp_request_parse_prune(&r->prune, field(r->doc, "prune"), def, err);
 }
 

@@ -48,6 +48,8 @@ struct iwp_request {
     const char *raw; /* a completion's prompt, instead of messages */
     struct iwp_sampler_params sampler;
     int32_t n_predict, min_tokens, max_tokens;
+    int32_t frames;    /* of a video; 0: the server's default */
+    double fps;        /* likewise */
     const char **stop; /* NULL-terminated */
     bool ignore_eos, stream, include_usage;
     int32_t top_logprobs; /* -1: none asked for */
@@ -70,6 +72,10 @@ void iwp_request_free(struct iwp_request *r); /* a zeroed one is fine */
 int iwp_request_parse_prune(struct iwp_request_prune *p, const cJSON *v,
                             const struct iwp_request_defaults *def, iwp_err *err);
 
+/* The file behind a file:// URL, for what should not be read whole; *path NULL: another kind of URL.  The
+ * caller frees it. */
+int iwp_request_find_media(const char *url, const struct iwp_request_defaults *def, char **path,
+                           iwp_err *err);
 /* Bytes behind a URL or raw base64; caller frees *data. */
 int iwp_request_load_media(const char *url, const struct iwp_request_defaults *def, uint8_t **data,
                            size_t *size, iwp_err *err);

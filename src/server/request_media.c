@@ -22,8 +22,8 @@ static int hex(char c) {
     return -1;
 }
 
-static int load_file(const char *name, const char *folder, uint8_t **data, size_t *size,
-                     iwp_err *err) {
+/* Where a file:// name leads to, links followed; the caller frees *out. */
+static int find_file(const char *name, const char *folder, char **out, iwp_err *err) {
     IWP_REQUIRE(folder, err, IWP_EINVAL,
                 "file:// pictures are not read by this server (--media-path is not set)");
     if (strncmp(name, "localhost/", 10) == 0) name += 9;
@@ -48,9 +48,24 @@ static int load_file(const char *name, const char *folder, uint8_t **data, size_
         free(real);
         return iwp_err_set(err, IWP_EINVAL, "no such picture below the media folder");
     }
+    *out = real;
+    return 0;
+}
+
+static int load_file(const char *name, const char *folder, uint8_t **data, size_t *size,
+                     iwp_err *err) {
+    char *real;
+    IWP_TRY(find_file(name, folder, &real, err));
     int rc = iwp_file_read(real, MAX_FILE, data, size, NULL);
     free(real);
     return rc < 0 ? iwp_err_set(err, IWP_EINVAL, "no such picture below the media folder") : 0;
+}
+
+int iwp_request_find_media(const char *url, const struct iwp_request_defaults *def, char **path,
+                           iwp_err *err) {
+    *path = NULL;
+    if (strncasecmp(url, "file://", 7) != 0) return 0;
+    return find_file(url + 7, def->media_path, path, err);
 }
 
 int iwp_request_load_media(const char *url, const struct iwp_request_defaults *def, uint8_t **data,
@@ -63,7 +78,8 @@ int iwp_request_load_media(const char *url, const struct iwp_request_defaults *d
         const char *comma = strchr(url, ',');
         IWP_REQUIRE(comma && comma - url < 256 && comma - url >= 12 &&
                         strncasecmp(comma - 7, ";base64", 7) == 0,
-                    err, IWP_EINVAL, "a data URI must read data:image/…;base64,…");
+                    err, IWP_EINVAL,
+                    "a data URI must read data:image/…;base64,… (or data:video/…)");
         url = comma + 1;
     } else {
         const char *colon = strstr(url, "://");

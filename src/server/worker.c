@@ -317,6 +317,8 @@ static int build_prompt(struct worker *k, struct iwp_job *j, iwp_prompt **out, i
     iwp_prompt_request_for(&r, q->prune.on ? &q->prune.params : NULL);
     r.image_min_tokens = q->min_tokens > 0 ? q->min_tokens : s->p.min_tokens;
     r.image_max_tokens = q->max_tokens > 0 ? q->max_tokens : s->p.max_tokens;
+    r.frames = q->frames;
+    r.fps = q->fps;
     r.image_tiles = s->p.tiles;
     r.max_pixels = s->p.max_pixels;
     r.cancel = while_encoding;
@@ -350,6 +352,8 @@ static void drop_pictures(struct iwp_job *j) {
         j->picture = q->media[0];
         q->media[0] = NULL;
     }
+    for (int32_t i = 0; i < q->n_part; i++) /* films' bytes and paths lie there too */
+        if (q->part[i].kind == IWP_PART_VIDEO) q->part[i].file = NULL;
     for (int32_t i = 0; i < q->n_media; i++) free(q->media[i]);
     q->n_media = 0;
     pthread_mutex_lock(&j->server->lock);
