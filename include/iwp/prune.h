@@ -136,7 +136,8 @@ enum iwp_method_flag {
     IWP_METHOD_MAY_KEEP_ZERO = 16,
     IWP_METHOD_MULTI_STAGE = 32, /* prunes at several layers */
     IWP_METHOD_READS_ENCODER =
-        64, /* reads vit_*: separators are exempt, they have no encoder row */
+        64,                     /* reads vit_*: separators are exempt, they have no encoder row */
+    IWP_METHOD_RENUMBERS = 128, /* positions are counted anew after a cut (not on M-RoPE models) */
 };
 
 /* Which rows of an array a method reads; the others need not be filled. */
@@ -179,6 +180,7 @@ struct iwp_method_info {
     const char *positions;            /* position rule */
     const char *rounding;             /* how a ratio becomes a count */
     int32_t layer;                    /* default cut, -1: not inside the decoder */
+    const char *models; /* what differs between model families; NULL: runs alike on all of them */
 };
 
 IWP_API int32_t iwp_method_count(void);
@@ -230,6 +232,10 @@ IWP_API int iwp_params_print(const struct iwp_params *p, const struct iwp_option
 /* The arrays this method with these options reads.  Returns their number. */
 IWP_API int iwp_params_needs(const struct iwp_params *p, int32_t stage, struct iwp_need *out,
                              int cap);
+
+/* 1 when the method's authors count positions anew after a cut.  n_pos: rows of position ids; with
+ * M-RoPE's three they are always kept. */
+IWP_API int iwp_params_renumbers(const struct iwp_params *p, int32_t n_pos);
 
 /* "0.222" and "22.2%" -> 0.222; anything outside (0,1] is an error. */
 IWP_API int iwp_keep_parse(const char *text, double *keep, iwp_err *err);

@@ -52,8 +52,12 @@ static const struct {
     {IWP_METHOD_MAY_KEEP_ZERO, "may-keep-zero", "may drop every visual token"},
     {IWP_METHOD_MULTI_STAGE, "multi-stage", "prunes at several layers"},
     {IWP_METHOD_READS_ENCODER, "reads-encoder", "reads encoder rows: separators are always kept"},
+    {IWP_METHOD_RENUMBERS, "renumbers", "positions are counted anew after a cut (not M-RoPE)"},
 };
 enum { N_FLAG = sizeof flag_table / sizeof flag_table[0] };
+
+/* Every method runs on every family; what differs is said beside. */
+static const char *const families[] = {"llava-onevision", "qwen2.5-vl", "clip", NULL};
 
 static int default_needs(const struct iwp_method *m, struct iwp_need need[IWP_TENSOR_COUNT]) {
     struct iwp_params p;
@@ -102,6 +106,14 @@ static void put_method(struct iwp_json_out *w, const struct iwp_method *m) {
         iwp_json_close_object(w);
     }
     iwp_json_close_array(w);
+    iwp_json_open_array(w, "models");
+    for (int k = 0; families[k]; k++) iwp_json_put_string(w, NULL, families[k]);
+    iwp_json_close_array(w);
+    if (i->models)
+        iwp_json_put_string(w, "models_note", i->models);
+    else
+        iwp_json_put_null(w, "models_note");
+    iwp_json_put_bool(w, "deterministic", !(i->flags & IWP_METHOD_SEEDED));
     iwp_json_put_string(w, "positions", i->positions);
     iwp_json_put_string(w, "rounding", i->rounding);
     iwp_json_open_array(w, "options");
@@ -198,6 +210,10 @@ static void print_one(const struct iwp_method *m) {
     at = printf("  counts     ");
     iwp_print_wrapped(stdout, i->rounding ? i->rounding : "M = max(1, round-half-even(R N))", 13,
                       at);
+    at = printf("  models     ");
+    for (int k = 0; families[k]; k++) at += printf("%s%s", k ? ", " : "", families[k]);
+    if (i->models) at += printf("; ");
+    iwp_print_wrapped(stdout, i->models ? i->models : "", 13, at);
     for (int f = 0; f < N_FLAG; f++)
         if (i->flags & flag_table[f].flag)
             printf("  %-16s %s\n", flag_table[f].name, flag_table[f].text);

@@ -256,9 +256,7 @@ static int give(struct iwp_session *s, struct given *g, int32_t stage, iwp_err *
 
 static bool renumbers(const struct iwp_session *s) {
     if (s->sp.positions != IWP_POSITIONS_DEFAULT) return s->sp.positions == IWP_POSITIONS_COMPACT;
-    const char *rule = iwp_method_info(s->prune.method)->positions;
-    if (!rule || strncmp(rule, "compact", 7) != 0) return false;
-    return s->rows.n_pos == 1 || !strstr(rule, "original on M-RoPE");
+    return iwp_params_renumbers(&s->prune, s->rows.n_pos);
 }
 
 /* What --dump-tensors shows is the first cut, before anything is dropped. */

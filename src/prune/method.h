@@ -49,6 +49,7 @@ struct iwp_method {
     int separators; /* exempt by default */
     int (*separators_of)(
         const struct iwp_params *); /* the same where it depends on options; NULL: as above */
+    int (*renumbers_of)(const struct iwp_params *); /* NULL: flag IWP_METHOD_RENUMBERS */
     int checks_finite; /* looks for NaN and Inf itself; else the driver reads every needed row once */
     /* NULL: one stage at info.site */
     int (*plan)(const struct iwp_params *, const struct iwp_plan_shape *, struct iwp_stage *,

@@ -120,6 +120,8 @@ const struct iwp_method iwp_method_resize = {
              .flags = IWP_METHOD_ENGINE_ONLY,
              .positions = "original",
              .rounding = "the largest count that fits round-half-even(keep N)",
-             .layer = -1},
+             .layer = -1,
+             .models =
+                 "LLaVA-OneVision: several pictures have one tile each and cannot be made smaller"},
     .select = select_none,
 };

@@ -82,6 +82,7 @@ const struct iwp_method iwp_method_divprune = {
              .title = "max-min diversity of the decoder's input rows",
              .ref = "DivPrune (Alvar et al. 2025), code vbdi/divprune",
              .site = IWP_SITE_EMBEDDINGS,
+             .flags = IWP_METHOD_RENUMBERS,
              .positions = "compact on LLaVA, original on M-RoPE models",
              .rounding = "round-half-even(keep N), at least 1",
              .layer = -1},

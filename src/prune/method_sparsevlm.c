@@ -505,17 +505,22 @@ static int select_sparsevlm(struct iwp_view *v, struct iwp_arena *m, void *state
     return 0;
 }
 
+static int renumbers(const struct iwp_params *p) {
+    return IWP_OPTIONS(sparsevlm_options, p)->version != VERSION_2;
+}
+
 const struct iwp_method iwp_method_sparsevlm = {
     .info = {.name = "sparsevlm",
              .title = "attention of text raters, dropped tokens recycled",
              .ref = "SparseVLM (Gumpest/SparseVLMs), versions 1.5, 1.0 and 2.0",
              .site = IWP_SITE_LAYER,
-             .flags = IWP_METHOD_MULTI_STAGE | IWP_METHOD_MERGES,
+             .flags = IWP_METHOD_MULTI_STAGE | IWP_METHOD_MERGES | IWP_METHOD_RENUMBERS,
              .options = options,
-             .positions = "compact (version 2: original)",
+             .positions = "compact on LLaVA; original on M-RoPE models and in version 2",
              .rounding = "kept and merged together round-half-even(keep n); as-published: at most "
                          "n-1, merged on top; rank=1: trunc(rank scale + bias)",
              .layer = 3},
+    .renumbers_of = renumbers,
     .plan = plan,
     .needs = needs,
     .state = state_bytes,

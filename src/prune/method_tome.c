@@ -199,7 +199,9 @@ const struct iwp_method iwp_method_tome = {
              .options = options,
              .positions = "a group takes the position of its odd member",
              .rounding = "round-half-even(keep N), at least 1",
-             .layer = -1},
+             .layer = -1,
+             .models = "Qwen2.5-VL: the four rows of a merger cell are merged as one; "
+                       "LLaVA-OneVision: groups whose place is padding sit at their first token"},
     .plan = plan,
     .needs = needs,
     .check = check,

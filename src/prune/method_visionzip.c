@@ -144,12 +144,14 @@ const struct iwp_method iwp_method_visionzip = {
              .title = "dominant tokens by attention, the rest folded into contextual ones",
              .ref = "VisionZip (Yang et al. 2024), code dvlab-research/VisionZip",
              .site = IWP_SITE_TOWER,
-             .flags = IWP_METHOD_READS_ENCODER | IWP_METHOD_MERGES,
+             .flags = IWP_METHOD_READS_ENCODER | IWP_METHOD_MERGES | IWP_METHOD_RENUMBERS,
              .options = options,
              .positions = "compact on LLaVA, original on M-RoPE models",
              .rounding =
                  "round-half-even(keep N), split exactly; as-published truncates both parts",
-             .layer = -1},
+             .layer = -1,
+             .models = "Qwen2.5-VL: contextual tokens are sums of merger outputs, elsewhere of "
+                       "projector inputs"},
     .needs = needs,
     .check = check,
     .select = select_visionzip,

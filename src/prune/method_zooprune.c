@@ -83,35 +83,34 @@ int iwp_zoo_sensitivity(const struct iwp_input *input, const struct iwp_array *a
                         const int32_t *row, int32_t n, const float *u, int32_t n_dir, double h,
                         int32_t n_out, float *in, float *out, double *sens, iwp_err *err) {
     int32_t d = array->n_dim, half = IWP_ZOO_ROWS / 2;
+    int64_t total = (int64_t)n * n_dir; /* direction by direction, all tokens of each */
     float tmp[IWP_ROW_WIDE];
-    for (int32_t i0 = 0; i0 < n; i0 += half) {
-        int32_t c = n - i0 < half ? n - i0 : half;
-        for (int32_t i = 0; i < c; i++) sens[i0 + i] = 0;
-        for (int32_t t = 0; t < n_dir; t++) {
-            const float *dir = u + (size_t)t * (size_t)d;
-            for (int32_t i = 0; i < c; i++) {
-                const float *x = iwp_array_row(array, row[i0 + i], 0, tmp);
-                float *plus = in + (size_t)(2 * i) * (size_t)d, *minus = plus + d;
-                for (int32_t k = 0; k < d; k++) {
-                    plus[k] = (float)((double)x[k] + h * (double)dir[k]);
-                    minus[k] = (float)((double)x[k] - h * (double)dir[k]);
-                }
-            }
-            int rc = input->project(input->project_ctx, in, 2 * c, out);
-            IWP_REQUIRE(rc >= 0, err, rc, "method zooprune: the projector failed");
-            for (int32_t i = 0; i < c; i++) {
-                const float *p = out + (size_t)(2 * i) * (size_t)n_out, *m = p + n_out;
-                double s = 0;
-                for (int32_t k = 0; k < n_out; k++)
-                    s += ((double)p[k] - (double)m[k]) * ((double)p[k] - (double)m[k]);
-                IWP_REQUIRE(s <= 1e300, err, IWP_EINVAL,
-                            "method zooprune: the projector gave a NaN or Inf for token %d",
-                            i0 + i);
-                sens[i0 + i] += sqrt(s) / (2 * h);
+    for (int32_t i = 0; i < n; i++) sens[i] = 0;
+    for (int64_t p0 = 0; p0 < total; p0 += half) {
+        int32_t c = total - p0 < half ? (int32_t)(total - p0) : half;
+        for (int32_t p = 0; p < c; p++) {
+            const float *dir = u + (size_t)((p0 + p) / n) * (size_t)d;
+            const float *x = iwp_array_row(array, row[(p0 + p) % n], 0, tmp);
+            float *plus = in + (size_t)(2 * p) * (size_t)d, *minus = plus + d;
+            for (int32_t k = 0; k < d; k++) {
+                plus[k] = (float)((double)x[k] + h * (double)dir[k]);
+                minus[k] = (float)((double)x[k] - h * (double)dir[k]);
             }
         }
-        for (int32_t i = 0; i < c; i++) sens[i0 + i] /= n_dir;
+        int rc = input->project(input->project_ctx, in, 2 * c, out);
+        IWP_REQUIRE(rc >= 0, err, rc, "method zooprune: the projector failed");
+        for (int32_t p = 0; p < c; p++) {
+            const float *y = out + (size_t)(2 * p) * (size_t)n_out, *z = y + n_out;
+            double s = 0;
+            for (int32_t k = 0; k < n_out; k++)
+                s += ((double)y[k] - (double)z[k]) * ((double)y[k] - (double)z[k]);
+            IWP_REQUIRE(s <= 1e300, err, IWP_EINVAL,
+                        "method zooprune: the projector gave a NaN or Inf for token %d",
+                        (int32_t)((p0 + p) % n));
+            sens[(p0 + p) % n] += sqrt(s) / (2 * h);
+        }
     }
+    for (int32_t i = 0; i < n; i++) sens[i] /= n_dir;
     return 0;
 }
 
@@ -153,11 +152,12 @@ static int select_zooprune(struct iwp_view *v, struct iwp_arena *a, void *state,
     struct iwp_encoder enc;
     struct iwp_units x;
     int32_t n = v->n_pool, d = feat->n_dim, n_out = iwp_source_width(&s);
+    size_t rows =
+        (size_t)n < IWP_ZOO_ROWS / (2 * DIRECTIONS) ? 2 * DIRECTIONS * (size_t)n : IWP_ZOO_ROWS;
     iwp_encoder_layout(&enc, v, 0, 1, 0, a);
     iwp_units_layout(&x, n, n_out, a);
     float *gram = iwp_gram_take(a, n), *u = IWP_TAKE(a, float, (size_t)DIRECTIONS *(size_t)d),
-          *in = IWP_TAKE(a, float, (size_t)IWP_ZOO_ROWS *(size_t)d),
-          *out = IWP_TAKE(a, float, (size_t)IWP_ZOO_ROWS *(size_t)n_out);
+          *in = IWP_TAKE(a, float, rows *(size_t)d), *out = IWP_TAKE(a, float, rows *(size_t)n_out);
     double *sens = IWP_TAKE(a, double, n), *w = IWP_TAKE(a, double, n),
            *near = IWP_TAKE(a, double, n);
     if (iwp_arena_counting(a)) return 0;
@@ -182,11 +182,14 @@ const struct iwp_method iwp_method_zooprune = {
              .title = "sensitivity of the projector times diversity",
              .ref = "ZOO-Prune (2025), code AIM-SKKU/ZOO-Prune",
              .site = IWP_SITE_EMBEDDINGS,
-             .flags = IWP_METHOD_SEEDED | IWP_METHOD_ENGINE_ONLY | IWP_METHOD_READS_ENCODER,
+             .flags = IWP_METHOD_SEEDED | IWP_METHOD_ENGINE_ONLY | IWP_METHOD_READS_ENCODER |
+                      IWP_METHOD_RENUMBERS,
              .options = options,
              .positions = "compact on LLaVA, original on M-RoPE models",
              .rounding = "round-half-even(keep N), at least 1",
-             .layer = -1},
+             .layer = -1,
+             .models = "the projector is called as it is: an MLP, or the merger of Qwen2.5-VL on "
+                       "four joined rows"},
     .needs = needs,
     .check = check,
     .select = select_zooprune,

@@ -156,3 +156,9 @@ int iwp_keep_parse(const char *text, double *keep, iwp_err *err) {
     *keep = x;
     return 0;
 }
+
+int iwp_params_renumbers(const struct iwp_params *p, int32_t n_pos) {
+    if (n_pos > 1) return 0;
+    if (p->method->renumbers_of) return p->method->renumbers_of(p);
+    return (p->method->info.flags & IWP_METHOD_RENUMBERS) != 0;
+}

@@ -4,10 +4,11 @@
 
 #include "prune/method.h"
 
-enum { IWP_ZOO_ROWS = 32 }; /* rows per call of the projector, both signs together */
+enum { IWP_ZOO_ROWS = 1024 }; /* most rows per call of the projector, both signs together */
 
 /* sens[i] = mean over directions t of |g(x_i + h u_t) - g(x_i - h u_t)| / 2h, g = input.project.
- * x: rows of `array` at row[i]; u [n_dir][Dv] unit length.  Scratch: in [32][Dv], out [32][D]. */
+ * x: rows of `array` at row[i]; u [n_dir][Dv] unit length.  Scratch for rows = min(2 n n_dir,
+ * IWP_ZOO_ROWS): in [rows][Dv], out [rows][D]. */
 int iwp_zoo_sensitivity(const struct iwp_input *input, const struct iwp_array *array,
                         const int32_t *row, int32_t n, const float *u, int32_t n_dir, double h,
                         int32_t n_out, float *in, float *out, double *sens, iwp_err *err);
