@@ -74,13 +74,13 @@ static int say(struct chat *c, const char *role, iwp_err *err) {
     return 0;
 }
 
-/* The last message is taken back: its media wait again, its text is gone. */
-static void unsay(struct chat *c) {
+/* The last message is taken back, its text is gone.  Its media wait again, unless they may be why it failed. */
+static void unsay(struct chat *c, bool keep_media) {
     struct iwp_message *m = &c->message[--c->n_message];
     struct iwp_part *p = (struct iwp_part *)(uintptr_t)m->part;
     int32_t n = 0;
     for (int32_t i = 0; i < m->n_part; i++) {
-        if (p[i].kind == IWP_PART_TEXT)
+        if (p[i].kind == IWP_PART_TEXT || !keep_media)
             free_part(&p[i]);
         else
             p[n++] = p[i];
@@ -115,7 +115,7 @@ static int turn(struct chat *c, const char *line, iwp_err *err) {
         if (rc >= 0 && (c->j->args.overlay || c->j->args.prune_dump))
             rc = iwp_run_draw(c->j, &res, err);
     } else {
-        unsay(c);
+        unsay(c, rc == IWP_ECANCELLED);
     }
     iwp_run_result_free(&res);
     return rc;

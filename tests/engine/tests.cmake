@@ -13,6 +13,8 @@ if(IWP_ENGINE)
   set_tests_properties(engine/rpc PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME engine/run COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/test_run.py $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)
+  add_test(NAME engine/chat COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/test_chat.py $<TARGET_FILE:iwp>
+           ${CMAKE_SOURCE_DIR}/tests/data)
   if(NOT IWP_SANITIZE AND NOT IWP_TSAN AND NOT IWP_COVERAGE)
     add_test(NAME engine/bench-prefill COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/bench_prefill.sh ${CMAKE_BINARY_DIR}
              ${IWP_LLAMA_BUILD})
