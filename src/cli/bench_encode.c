@@ -3,12 +3,11 @@
  * are printed. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "cli/engine_args.h"
+#include "cli/bench_rows.h"
 #include "model/tower.h"
 
 enum { MAX_RUNS = 1000 };
@@ -129,11 +128,6 @@ fail:
     return rc;
 }
 
-static int64_t peak_rss(void) {
-    struct rusage u;
-    return getrusage(RUSAGE_SELF, &u) == 0 ? (int64_t)u.ru_maxrss * 1024 : 0;
-}
-
 static void print_head(const struct args *a, struct iwp_json_out *j, int32_t threads) {
     if (a->output == 1) {
         iwp_json_open_object(j, NULL);
@@ -177,19 +171,19 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const struct
         for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++)
             iwp_json_put_null(j, absent[i]);
         iwp_json_put_f64(j, "gflops", r->gflops);
-        iwp_json_put_int(j, "peak_rss_bytes", peak_rss());
+        iwp_json_put_int(j, "peak_rss_bytes", iwp_bench_peak_rss());
         iwp_json_close_object(j);
     } else if (a->output == 2) {
         printf("%s,%d,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.2f,%lld\n", r->model, r->w, r->h, frames,
                r->n_visual, r->preprocess_ms, r->encode_ms, r->p95_ms, rate, r->gflops,
-               (long long)peak_rss());
+               (long long)iwp_bench_peak_rss());
     } else {
         char size[24];
         snprintf(size, sizeof size, "%dx%d", r->w, r->h);
         printf(
             "| %-24.24s | %-9s | %6d | %6d | %10.2f | %10.2f | %9.2f | %8.2f | %7.1f | %7.0f |\n",
             r->model, size, frames, r->n_visual, r->preprocess_ms, r->encode_ms, r->p95_ms, rate,
-            r->gflops, (double)peak_rss() / 1e6);
+            r->gflops, (double)iwp_bench_peak_rss() / 1e6);
     }
     fflush(stdout);
 }

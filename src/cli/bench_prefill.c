@@ -1,21 +1,18 @@
 /* `iwp bench prefill`: a prompt of visual rows through a model, without and with pruning; random rows,
  * no picture and no tower.  One warm-up, then medians over repeats (CONTRACT section 5). */
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/json.h"
-#include "base/log.h"
-#include "cli/engine_args.h"
+#include "cli/bench_rows.h"
 #include "model/prompt.h"
+
+enum { MAX_PARALLEL = 64 };
 
 struct bench_args {
     struct iwp_strings prune, keep, prompt;
-    int32_t repeats, decode, format, layer;
+    int32_t repeats, decode, parallel, format, layer;
 };
 
 #define AT(field) offsetof(struct bench_args, field)
@@ -29,6 +26,8 @@ static const struct iwp_opt bench_opts[] = {
      "decoder layer whose input is cut (default: the method's)"},
     {"-n, --n-gen", "N", IWP_OPT_INT, AT(decode), 0, 4096, NULL,
      "tokens to generate after the prompt (default 0)"},
+    {"-np, --parallel", "N", IWP_OPT_INT, AT(parallel), 1, MAX_PARALLEL, NULL,
+     "also generate in N sessions at once, one token of each per step (default 1)"},
     {"-r, --repetitions", "N", IWP_OPT_INT, AT(repeats), 1, 1000, NULL, "repeats (default 3)"},
     {"-o, --output", "FORMAT", IWP_OPT_CHOICE, AT(format), 0, 0, "md|json|csv",
      "form of the table"},
@@ -37,24 +36,20 @@ static const struct iwp_opt bench_opts[] = {
 
 static const char *const examples[] = {
     "iwp bench prefill -m model.gguf -p 512,2048 --prune none,iwp --keep 22.2%",
-    "how much a cut at layer 4 saves", NULL};
+    "how much a cut at layer 4 saves",
+    "iwp bench prefill -m model.gguf -p 64 --prune none -n 32 -np 4",
+    "tokens per second of one session and of four together", NULL};
 static const struct iwp_command command = {
     .name = "bench prefill",
     .summary = "prompt processing with and without pruning",
     .usage = "[-m FILE] [-p N,...] [--prune A,B] [--keep X,Y] [options]",
     .about = "Times prompt processing on random visual rows; the tower is not run.  The unpruned "
-             "rows per "
-             "second compare with llama-bench's pp.",
+             "rows per second compare with llama-bench's pp.  FLOP share and time share are those "
+             "of the unpruned prompt above; time/FLOP is one divided by the other, 1 when nothing "
+             "but arithmetic costs time.",
     .examples = examples,
     .max_args = 0,
     .args_name = "",
-};
-
-struct row {
-    const char *prune;
-    double keep; /* 0: none */
-    int32_t prompt, visual, kept;
-    double select, prefill, spread, decode, gflops;
 };
 
 static void fake_prompt(struct iwp_prompt *p, int32_t n, const struct iwp_engine_info *e,
@@ -85,154 +80,101 @@ static void fake_prompt(struct iwp_prompt *p, int32_t n, const struct iwp_engine
     }
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+/* Everything a case is measured with. */
+struct bench {
+    iwp_engine *e;
+    const struct bench_args *a;
+    struct iwp_session_params sp;
+    const struct iwp_prompt *p;
+};
+
+static int start(const struct bench *b, const struct iwp_params *pp, iwp_session **s,
+                 iwp_err *err) {
+    int rc;
+    IWP_TRY(iwp_session_new(s, b->e, &b->sp, err));
+    IWP_TRY(iwp_session_begin(*s, b->p, pp, err));
+    while ((rc = iwp_session_step(*s, err)) > 0) {
+    }
+    return rc;
 }
 
-static double median(double *v, int32_t n) {
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+/* Tokens per second of all sessions together. */
+static int decode_together(const struct bench *b, const struct iwp_params *pp, double *rate,
+                           iwp_err *err) {
+    const int32_t n = b->a->parallel, steps = b->a->decode;
+    iwp_session *s[MAX_PARALLEL] = {NULL};
+    int32_t token[MAX_PARALLEL];
+    double t0 = 0;
+    int rc = 0;
+    for (int32_t i = 0; i < n; i++) IWP_TRY_GOTO(start(b, pp, &s[i], err));
+    for (int32_t k = -1; k < steps; k++) { /* the first one takes memory */
+        if (k == 0) t0 = iwp_clock_ms();
+        for (int32_t i = 0; i < n; i++) token[i] = (k + 1 + i) % 100;
+        IWP_TRY_GOTO(iwp_session_feed_batch(s, token, n, err));
+    }
+    *rate = steps * n * 1e3 / (iwp_clock_ms() - t0);
+fail:
+    for (int32_t i = 0; i < n; i++) iwp_session_free(s[i]);
+    return rc < 0 ? rc : 0;
 }
 
-static int measure(iwp_engine *e, const struct bench_args *a, struct iwp_session_params sp,
-                   const struct iwp_prompt *p, const struct iwp_params *pp, struct row *out,
+static int measure(void *ctx, const struct iwp_params *pp, struct iwp_bench_row *out,
                    iwp_err *err) {
-    const int32_t n = a->repeats;
-    double *pre = calloc((size_t)n * 3, sizeof *pre), *sel = pre + n, *dec = pre + 2 * n;
+    const struct bench *b = ctx;
+    const int32_t n = b->a->repeats, decode = b->a->decode;
+    double *pre = calloc((size_t)n * 4, sizeof *pre), *sel = pre + n, *dec = pre + 2 * n,
+           *all = pre + 3 * n;
     IWP_REQUIRE(pre, err, IWP_ENOMEM, "out of memory");
     int rc = 0;
     iwp_session *s = NULL;
-    sp.reserve = a->decode + 16;
     for (int32_t i = -1; i < n; i++) { /* a fresh session each time: nothing is reused */
         iwp_session_free(s);
-        IWP_TRY_GOTO(iwp_session_new(&s, e, &sp, err));
-        IWP_TRY_GOTO(iwp_session_begin(s, p, pp, err));
-        while ((rc = iwp_session_step(s, err)) > 0) {
-        }
-        if (rc < 0) goto fail;
-        for (int32_t k = 0; k < a->decode; k++) IWP_TRY_GOTO(iwp_session_feed(s, k % 100, err));
+        s = NULL;
+        IWP_TRY_GOTO(start(b, pp, &s, err));
+        for (int32_t k = 0; k < decode; k++) IWP_TRY_GOTO(iwp_session_feed(s, k % 100, err));
         const struct iwp_session_stats st = iwp_session_stats(s);
+        out->prompt = st.n_prompt;
         out->visual = st.n_visual;
         out->kept = st.n_kept;
-        out->gflops = st.flops;
+        out->flops = st.flops;
+        out->flops_full = st.flops_full;
+        out->kv_bytes = (int64_t)st.kv_bytes;
         if (i < 0) continue;
         pre[i] = st.ms_prefill;
         sel[i] = st.ms_select;
         dec[i] = st.ms_decode;
+        if (decode > 0 && b->a->parallel > 1) IWP_TRY_GOTO(decode_together(b, pp, &all[i], err));
     }
-    out->prompt = p->n;
-    out->select = median(sel, n);
-    out->prefill = median(pre, n);
+    out->select = iwp_bench_median(sel, n);
+    out->prefill = iwp_bench_median(pre, n);
     out->spread = pre[n - 1] - pre[0];
-    out->decode = a->decode ? a->decode * 1e3 / median(dec, n) : 0;
-    out->gflops /= out->prefill * 1e6;
+    if (decode > 0) out->decode = decode * 1e3 / iwp_bench_median(dec, n);
+    if (decode > 0 && b->a->parallel > 1) out->together = iwp_bench_median(all, n);
 fail:
     iwp_session_free(s);
     free(pre);
     return rc < 0 ? rc : 0;
 }
 
-static void put_num(struct iwp_json_out *w, const char *key, double v, bool there) {
-    if (there)
-        iwp_json_put_f64(w, key, v);
-    else
-        iwp_json_put_null(w, key);
-}
-
-static int64_t peak(void) {
-    struct rusage u;
-    return getrusage(RUSAGE_SELF, &u) == 0 ? (int64_t)u.ru_maxrss * 1024 : 0;
-}
-
-static int print_json(const struct iwp_engine_info *e, const struct row *r, int32_t n,
-                      iwp_err *err) {
-    struct iwp_json_out w;
-    iwp_json_init(&w, true);
-    iwp_json_open_object(&w, NULL);
-    iwp_json_put_string(&w, "cpu", iwp_cpu_name());
-    iwp_json_put_int(&w, "threads", e->n_thread);
-    iwp_json_open_array(&w, "rows");
-    for (int32_t i = 0; i < n; i++) {
-        iwp_json_open_object(&w, NULL);
-        iwp_json_put_string(&w, "model", e->name);
-        iwp_json_put_string(&w, "prune", r[i].prune);
-        put_num(&w, "keep", r[i].keep, r[i].keep > 0);
-        iwp_json_put_int(&w, "visual", r[i].visual);
-        iwp_json_put_int(&w, "visual_kept", r[i].kept);
-        iwp_json_put_int(&w, "prompt", r[i].prompt);
-        iwp_json_put_null(&w, "encode_ms");
-        iwp_json_put_ms(&w, "select_ms", r[i].select);
-        iwp_json_put_ms(&w, "prefill_ms", r[i].prefill);
-        iwp_json_put_null(&w, "ttft_ms");
-        iwp_json_put_f64(&w, "prefill_tokens_per_s", r[i].prompt * 1e3 / r[i].prefill);
-        put_num(&w, "decode_tokens_per_s", r[i].decode, r[i].decode > 0);
-        iwp_json_put_f64(&w, "gflops", r[i].gflops);
-        iwp_json_put_int(&w, "peak_rss_bytes", peak());
-        iwp_json_close_object(&w);
-    }
-    iwp_json_close_array(&w);
-    iwp_json_close_object(&w);
-    int rc = iwp_json_write(&w, stdout, err);
-    iwp_json_free(&w);
-    return rc;
-}
-
-static void print_table(const struct iwp_engine_info *e, const struct row *r, int32_t n, bool csv) {
-    puts(
-        csv ? "model,prune,keep,prompt,visual,visual_kept,select_ms,prefill_ms,spread_ms,"
-              "prefill_tokens_per_s,decode_tokens_per_s,gflops,peak_rss_bytes"
-            : "| model | prune | keep | prompt | visual | kept | select ms | prefill ms | spread | "
-              "prefill t/s | decode t/s | GFLOP/s | peak MB |\n"
-              "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
-    for (int32_t i = 0; i < n; i++)
-        printf(csv ? "%s,%s,%g,%d,%d,%d,%.3f,%.3f,%.3f,%.2f,%.2f,%.2f,%.0f\n"
-                   : "| %s | %s | %.3f | %d | %d | %d | %.2f | %.1f | %.1f | %.1f | %.1f | %.1f | "
-                     "%.0f |\n",
-               e->name, r[i].prune, r[i].keep > 0 ? r[i].keep : 1, r[i].prompt, r[i].visual,
-               r[i].kept, r[i].select, r[i].prefill, r[i].spread, r[i].prompt * 1e3 / r[i].prefill,
-               r[i].decode, r[i].gflops, csv ? (double)peak() : (double)peak() / 1e6);
-}
-
-enum { MAX_ROW = 1024 };
-
 static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_session_params sp,
-                    struct row *rows, int32_t *n_row, iwp_err *err) {
+                    struct iwp_bench_rows *rows, iwp_err *err) {
     const struct iwp_engine_info info = iwp_engine_info(e);
     const int32_t n_pos = strcmp(info.arch, "qwen2vl") == 0 ? 3 : 1;
-    static const char *def_p = "512", *def_m[] = {"none", "iwp"}, *def_k = "22.2%";
-    const struct iwp_strings ps = a->prompt.n ? a->prompt : (struct iwp_strings){&def_p, 1},
-                             ms = a->prune.n ? a->prune : (struct iwp_strings){def_m, 2},
-                             ks = a->keep.n ? a->keep : (struct iwp_strings){&def_k, 1};
+    static const char *usual = "512";
+    const struct iwp_strings ps = a->prompt.n ? a->prompt : (struct iwp_strings){&usual, 1};
+    sp.reserve = a->decode + 16;
     for (int32_t i = 0; i < ps.n; i++) {
         int64_t n;
         IWP_REQUIRE(iwp_parse_int(ps.at[i], 4, 1 << 20, &n), err, IWP_EINVAL,
                     "-p: '%.40s' is not a number of rows from 4 to 1048576", ps.at[i]);
-        if (sp.n_ctx <= n + a->decode) sp.n_ctx = (int32_t)n + a->decode + 1;
+        if (sp.n_ctx <= n + a->decode + 1) sp.n_ctx = (int32_t)n + a->decode + 2;
         struct iwp_prompt p;
         fake_prompt(&p, (int32_t)n, &info, n_pos);
-        int rc =
-            p.id && p.code && p.pos && p.visual ? 0 : iwp_err_set(err, IWP_ENOMEM, "out of memory");
-        for (int32_t m = 0; m < ms.n && rc >= 0; m++) {
-            const bool none = strcmp(ms.at[m], "none") == 0;
-            for (int32_t k = 0; k < (none ? 1 : ks.n) && rc >= 0 && *n_row < MAX_ROW; k++) {
-                struct iwp_params pp;
-                struct row *r = &rows[*n_row];
-                memset(r, 0, sizeof *r);
-                r->prune = ms.at[m];
-                if (!none) {
-                    const struct iwp_method *method;
-                    rc = iwp_cli_find_method(ms.at[m], &method, err);
-                    if (rc >= 0) rc = iwp_keep_parse(ks.at[k], &r->keep, err);
-                    if (rc < 0) break;
-                    iwp_params_default(&pp, method);
-                    pp.budget.keep = r->keep;
-                    pp.layer = a->layer;
-                }
-                rc = measure(e, a, sp, &p, none ? NULL : &pp, r, err);
-                if (rc >= 0) ++*n_row;
-            }
-        }
+        struct bench b = {e, a, sp, &p};
+        const struct iwp_bench_grid grid = {a->prune, a->keep, a->layer, measure, &b};
+        int rc = p.id && p.code && p.pos && p.visual
+                     ? iwp_bench_grid_run(&grid, rows, err)
+                     : iwp_err_set(err, IWP_ENOMEM, "out of memory");
         iwp_prompt_free(&p);
         IWP_TRY(rc);
     }
@@ -241,12 +183,11 @@ static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_sessio
 
 int iwp_bench_prefill(int argc, char **argv) {
     static struct bench_args a; /* its lists live as long as the process */
-    a = (struct bench_args){.repeats = 3, .layer = -1};
+    a = (struct bench_args){.repeats = 3, .parallel = 1, .layer = -1};
     struct iwp_model_args m = IWP_MODEL_ARGS_DEFAULT;
     struct iwp_log_args log = IWP_LOG_ARGS_DEFAULT;
     struct iwp_strings none = {0};
-    static struct row rows[MAX_ROW];
-    int32_t n = 0;
+    struct iwp_bench_rows rows = {0};
     const struct iwp_opt_group groups[] = {{"what to time", bench_opts, &a},
                                            {"model", iwp_model_opts, &m},
                                            {"messages", iwp_log_opts, &log},
@@ -264,18 +205,16 @@ int iwp_bench_prefill(int argc, char **argv) {
     ep.mmproj = NULL;
     ep.no_text = true;
     if (rc >= 0) rc = iwp_engine_open(&e, &ep, &err);
-    if (rc >= 0) rc = run_grid(e, &a, iwp_model_args_session(&m), rows, &n, &err);
+    if (rc >= 0) rc = run_grid(e, &a, iwp_model_args_session(&m), &rows, &err);
     if (rc >= 0) {
         const struct iwp_engine_info info = iwp_engine_info(e);
-        if (a.format == 1)
-            rc = print_json(&info, rows, n, &err);
-        else
-            print_table(&info, rows, n, a.format == 2);
+        rc = iwp_bench_print(&info, &rows, a.format, &err);
     }
     if (rc < 0)
         code = rc == IWP_EINVAL ? iwp_cli_usage("bench prefill", &err)
                                 : iwp_cli_fail("bench prefill", &err);
     iwp_engine_close(e);
+    iwp_bench_rows_free(&rows);
     iwp_model_args_free(&m);
     return code;
 }

@@ -94,13 +94,18 @@ def interrupt(d, base):
     check(sorted(os.listdir(d)) == before, "files left behind: %s" % os.listdir(d))
 
 
-ROW = ["model", "prune", "keep", "visual", "visual_kept", "prompt", "encode_ms", "select_ms", "prefill_ms", "ttft_ms",
-       "prefill_tokens_per_s", "decode_tokens_per_s", "gflops", "peak_rss_bytes"]
+ROW = ["model", "prune", "keep", "visual", "visual_kept", "prompt", "encode_ms", "select_ms", "prefill_ms", "prefill_spread_ms",
+       "ttft_ms", "prefill_tokens_per_s", "decode_tokens_per_s", "parallel_tokens_per_s", "gflops", "flop_share", "time_share",
+       "time_per_flop", "select_share", "kv_bytes", "peak_rss_bytes"]
+
+
+def near(a, b, what, tolerance=1e-2):
+    check(abs(a - b) <= tolerance * max(abs(b), 1), "%s: %g, wanted %g" % (what, a, b))
 
 
 def bench(d):
     got = json.loads(iwp("bench", "prefill", "-m", d + "/m.gguf", "-p", "64,96", "--prune", "none,iwp", "--keep", "0.25,0.5",
-                         "-r", "2", "-n", "2", "-t", "1", "-lv", "1", "-o", "json"))
+                         "-r", "2", "-n", "2", "-np", "3", "-t", "1", "-lv", "1", "-o", "json"))
     check(sorted(got) == ["cpu", "rows", "threads"] and got["threads"] == 1, "bench prefill: %s" % sorted(got))
     rows = got["rows"]
     check([(r["prompt"], r["prune"], r["keep"]) for r in rows] ==
@@ -110,8 +115,14 @@ def bench(d):
         check(r["visual"] == r["prompt"] - 32, "bench prefill: visual")
         check(r["visual_kept"] == round(r["visual"] * (r["keep"] or 1)), "bench prefill: visual_kept %s" % r)
         check(r["encode_ms"] is None and r["ttft_ms"] is None, "bench prefill: what is not measured is null")
-        for key in ROW[8:9] + ROW[10:]:
+        for key in ["prefill_ms", "prefill_tokens_per_s", "decode_tokens_per_s", "parallel_tokens_per_s", "gflops", "peak_rss_bytes"]:
             check(r[key] > 0, "bench prefill: %s" % key)
+        full = [x for x in rows if x["prune"] == "none" and x["prompt"] == r["prompt"]][0]
+        near(r["time_share"], r["prefill_ms"] / full["prefill_ms"], "bench prefill: time share")
+        near(r["time_per_flop"], r["time_share"] / r["flop_share"], "bench prefill: time per FLOP")
+        near(r["select_share"], r["select_ms"] / r["prefill_ms"], "bench prefill: select share", 1e-3)
+        check((r["flop_share"] == 1) == (r["prune"] == "none"), "bench prefill: FLOP share")
+        check((r["kv_bytes"] < full["kv_bytes"]) == (r["prune"] != "none"), "bench prefill: KV bytes")
 
 
 def end_to_end(d, picture):
