@@ -131,6 +131,7 @@ struct iwp_prompt_request {
     struct iwp_params tower;
     /* Asked every few milliseconds while pictures are encoded; true ends that with IWP_ECANCELLED.
      * Meanwhile it (or another thread) may step and feed sessions, but not build a prompt itself. */
+    bool meter; /* show on stderr how far the encoding is (on a terminal, or when it takes long) */
     bool (*cancel)(void *ctx);
     void *cancel_ctx;
 };

@@ -128,6 +128,16 @@ static void forget(struct iwp_output *o) {
     o->slot = -1;
 }
 
+int iwp_output_check(const char *path, iwp_err *err) {
+    struct stat st;
+    struct iwp_output o;
+    IWP_REQUIRE(stat(path, &st) != 0 || !S_ISDIR(st.st_mode), err, IWP_EIO, "%s: cannot write: %s",
+                path, strerror(EISDIR));
+    IWP_TRY(iwp_output_open(&o, path, err));
+    iwp_output_abort(&o);
+    return 0;
+}
+
 int iwp_output_commit(struct iwp_output *o, iwp_err *err) {
     FILE *f = o->file;
     o->file = NULL;

@@ -29,6 +29,8 @@ struct iwp_output {
     int slot;
 };
 int iwp_output_open(struct iwp_output *o, const char *path, iwp_err *err);
+/* Could this output be written?  Makes and removes its temporary file: for finding out before long work. */
+int iwp_output_check(const char *path, iwp_err *err);
 int iwp_output_commit(struct iwp_output *o, iwp_err *err);
 void iwp_output_abort(struct iwp_output *o);
 void iwp_output_abort_all(void);

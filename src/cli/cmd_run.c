@@ -98,6 +98,7 @@ int iwp_run_answer(struct iwp_run_job *j, struct iwp_prompt_request *r, bool str
     r->image_tiles = j->model.tiles;
     r->dump = a->dump != NULL;
     r->keep_pixels = a->overlay != NULL || a->prune_dump != NULL;
+    r->meter = true;
     r->cancel = interrupted;
     IWP_TRY(iwp_engine_prompt(j->e, r, &out->prompt, err));
     IWP_TRY(iwp_session_begin(j->s, out->prompt, j->use_prune ? &j->prune : NULL, err));
@@ -180,6 +181,14 @@ static int check_flags(struct iwp_run_job *j, iwp_err *err) {
     return iwp_engine_prune(&j->prune_args, &j->prune, &j->use_prune, &j->positions, err);
 }
 
+/* Files that are written after the answer: better to know now. */
+static int check_outputs(const struct iwp_run_args *a, iwp_err *err) {
+    const char *const path[] = {a->overlay, a->dump, a->prune_dump};
+    for (size_t i = 0; i < sizeof path / sizeof path[0]; i++)
+        if (path[i]) IWP_TRY(iwp_output_check(path[i], err));
+    return 0;
+}
+
 static int open_all(struct iwp_run_job *j, iwp_err *err) {
     const double t0 = iwp_clock_ms();
     struct iwp_engine_params ep;
@@ -226,7 +235,8 @@ int iwp_cmd_run(int argc, char **argv) {
     sa.sa_handler = on_interrupt;
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
-    rc = open_all(&j, &err);
+    rc = check_outputs(&j.args, &err);
+    if (rc >= 0) rc = open_all(&j, &err);
     if (rc >= 0) {
         if (j.args.prompt)
             rc = once(&j, &err);

@@ -131,6 +131,10 @@ int iwp_pre_params_limit_tokens(struct iwp_pre_params *p, int32_t min_tokens, in
     IWP_REQUIRE(!min_tokens || !max_tokens || min_tokens <= max_tokens, err, IWP_EINVAL,
                 "--image-min-tokens %d is above --image-max-tokens %d", min_tokens, max_tokens);
     if (p->kind != IWP_PRE_QWEN2_5_VL) {
+        IWP_REQUIRE(!min_tokens, err, IWP_EINVAL,
+                    "--image-min-tokens %d: this model chooses from fixed picture sizes, more "
+                    "tokens cannot be asked for",
+                    min_tokens);
         if (max_tokens) p->max_tokens = max_tokens;
         return 0;
     }

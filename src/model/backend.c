@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/pool.h"
 
@@ -45,6 +46,8 @@ struct iwp_sched {
     bool (*cancel)(void *ctx); /* asked in the middle of a graph; NULL: it runs through */
     void *cancel_ctx;
     bool stopped;
+    struct iwp_progress *meter; /* or NULL */
+    int32_t n_graph;            /* it counts on */
 };
 
 static void *address(ggml_backend_reg_t reg, const char *name) {
@@ -74,15 +77,21 @@ static void log_line(enum ggml_log_level level, const char *text, void *ctx) {
     size_t n = strlen(line);
     while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == ' ')) line[--n] = 0;
     if (n < 2) return; /* progress dots */
-    iwp_log(level == GGML_LOG_LEVEL_ERROR ? IWP_LOG_WARN : IWP_LOG_DEBUG, "ggml: %s", line);
+    /* Errors too: the call that failed says so in its caller's one line. */
+    iwp_log(IWP_LOG_DEBUG, "ggml%s: %s", level == GGML_LOG_LEVEL_ERROR ? " error" : "", line);
 }
 
-/* ggml's RPC client ends the process when a server goes away: then at least say so in one line. */
+/* ggml ends the process when one of its small allocations fails or an RPC server goes away: then at least
+ * say so in one line and leave nothing half-written. */
 static void ggml_died(const char *message) {
     char line[400];
     snprintf(line, sizeof line, "%s", message);
     line[strcspn(line, "\n")] = 0;
-    iwp_log(IWP_LOG_ERROR, "iwp: the tensor library gave up: %s", line);
+    iwp_output_abort_all();
+    if (strstr(line, "mem_buffer != NULL") || strstr(line, "alloc"))
+        iwp_log(IWP_LOG_ERROR, "iwp: out of memory in the tensor library");
+    else
+        iwp_log(IWP_LOG_ERROR, "iwp: the tensor library gave up: %s", line);
     _exit(1);
 }
 
@@ -291,8 +300,15 @@ int iwp_sched_new(struct iwp_sched **out, struct iwp_backend *b, int32_t max_nod
     s->size = ggml_tensor_overhead() * (size_t)max_nodes * 2 +
               ggml_graph_overhead_custom((size_t)max_nodes, false);
     s->memory = malloc(s->size);
-    s->sched =
-        ggml_backend_sched_new(b->backend, NULL, b->n_device, (size_t)max_nodes * 2, false, false);
+    /* ggml does not look whether its own memory was there (60 tensor headers and more a node, touched only
+     * when used): ask for as much first. */
+    void *volatile probe =
+        malloc((size_t)max_nodes * 2 * (60 * (sizeof(struct ggml_tensor) + 16) + 1024));
+    const bool enough = probe != NULL;
+    free(probe);
+    if (s->memory && enough)
+        s->sched = ggml_backend_sched_new(b->backend, NULL, b->n_device, (size_t)max_nodes * 2,
+                                          false, false);
     if (!s->memory || !s->sched) {
         iwp_sched_free(s);
         return iwp_err_set(err, IWP_ENOMEM, "out of memory");
@@ -358,6 +374,7 @@ int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err) {
  * the time goes, so between two of them nobody waits long. */
 static bool at_node(struct ggml_tensor *t, bool ask, void *ctx) {
     struct iwp_sched *s = ctx;
+    if (ask && s->meter) iwp_progress_set(s->meter, s->meter->done + 1);
     if (ask) return t->op == GGML_OP_MUL_MAT || is_custom(t->op);
     const struct priv *v = s->b->priv;
     const int n = v->n_now;
@@ -372,8 +389,15 @@ void iwp_sched_set_pauses(struct iwp_sched *s, bool (*cancel)(void *ctx), void *
     ggml_backend_sched_set_eval_callback(s->sched, cancel ? at_node : NULL, s);
 }
 
+void iwp_sched_set_meter(struct iwp_sched *s, struct iwp_progress *meter, int32_t n_graph) {
+    s->meter = meter;
+    s->n_graph = n_graph;
+}
+
 int iwp_sched_compute(struct iwp_sched *s, iwp_err *err) {
     s->stopped = false;
+    if (s->meter && s->meter->total == 0)
+        s->meter->total = (int64_t)ggml_graph_n_nodes(s->graph) * s->n_graph;
     enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->graph);
     IWP_REQUIRE(!s->stopped, err, IWP_ECANCELLED, "interrupted");
     IWP_REQUIRE(st != GGML_STATUS_ABORTED, err, IWP_ECANCELLED, "interrupted");

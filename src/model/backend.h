@@ -77,6 +77,9 @@ int iwp_sched_compute(struct iwp_sched *s, iwp_err *err);
 /* compute pauses between matrix products and asks cancel(ctx), which may run graphs of other schedulers;
  * true ends it with IWP_ECANCELLED.  NULL: no pauses. */
 void iwp_sched_set_pauses(struct iwp_sched *s, bool (*cancel)(void *ctx), void *ctx);
+/* The next n_graph graphs, of about the same size, advance the meter wherever compute pauses; NULL: none. */
+struct iwp_progress;
+void iwp_sched_set_meter(struct iwp_sched *s, struct iwp_progress *meter, int32_t n_graph);
 size_t iwp_sched_bytes(const struct iwp_sched *s); /* compute buffers */
 /* Threads for the next graphs of this backend: all, or one when `work` (multiplications) is so small
  * that waiting for each other would cost more than it saves. */

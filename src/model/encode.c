@@ -223,7 +223,14 @@ int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
     IWP_TRY(limits(e, it, r, &p, err));
     IWP_TRY(decode(it, err));
     int rc = iwp_pre_plan_make(&p, it->width, it->height, it->n_frame, it->mode, &it->plan, err);
-    return rc < 0 ? iwp_err_prefix(err, rc, "%s", it->label) : 0;
+    if (rc < 0) return iwp_err_prefix(err, rc, "%s", it->label);
+    /* Tiles cannot be smaller than a tile; with a target (resize) the picture is still to be shrunk. */
+    IWP_REQUIRE(it->n_frame > 1 || it->target > 0 || !p.max_tokens ||
+                    it->plan.n_token <= p.max_tokens,
+                err, IWP_EINVAL,
+                "--image-max-tokens %d: this model makes at least %d visual tokens of a picture",
+                p.max_tokens, it->plan.n_token);
+    return 0;
 }
 
 /* The resize control: the same picture, smaller. */
@@ -382,6 +389,7 @@ static int encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
                                   .block = r->tap_block,
                                   .merge = it->keep ? &r->tower : NULL,
                                   .keep = it->keep,
+                                  .meter = r->meter,
                                   .cancel = r->cancel,
                                   .cancel_ctx = r->cancel_ctx};
     struct iwp_image *im = calloc((size_t)batch, sizeof *im);

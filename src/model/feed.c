@@ -71,6 +71,19 @@ int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err) {
 
 /* ---- several sessions --------------------------------------------------------------------------- */
 
+/* A scheduler for graphs of n lanes: made for few first, because its memory grows with the nodes. */
+static int lane_sched(iwp_engine *e, int32_t n, iwp_err *err) {
+    if (e->n_lane >= n) return 0;
+    int32_t room = 4;
+    while (room < n) room *= 2;
+    iwp_sched_free(e->lanes);
+    e->lanes = NULL;
+    e->n_lane = 0;
+    IWP_TRY(iwp_sched_new(&e->lanes, e->b, iwp_runner_max_nodes(&e->d, room), err));
+    e->n_lane = room;
+    return 0;
+}
+
 /* n <= IWP_LANE_MAX sessions in one graph. */
 static int feed_lanes(struct iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
     iwp_engine *e = s[0]->e;
@@ -80,9 +93,7 @@ static int feed_lanes(struct iwp_session *const *s, const int32_t *token, int32_
     float *rows = malloc((size_t)n * d * sizeof *rows);
     int rc = 0;
     if (!pos || !rows) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-    if (!e->lanes)
-        IWP_TRY_GOTO(
-            iwp_sched_new(&e->lanes, e->b, iwp_runner_max_nodes(&e->d, IWP_LANE_MAX), err));
+    IWP_TRY_GOTO(lane_sched(e, n, err));
     for (int32_t i = 0; i < n; i++) {
         int32_t *at = pos + (size_t)i * L;
         IWP_TRY_GOTO(make_room(s[i], err));

@@ -9,7 +9,7 @@
 #include "base/err.h"
 
 int32_t iwp_runner_max_nodes(const struct iwp_decoder *d, int32_t n_lane) {
-    return d->n_layer * (64 + 32 * n_lane) + 64;
+    return d->n_layer * (64 + 24 * n_lane) + 64;
 }
 
 /* Inputs are filled after the graph has memory: remembered until then. */

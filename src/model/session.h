@@ -19,7 +19,8 @@ struct iwp_engine {
     struct iwp_decoder d;
     iwp_prompter *prompter;
     struct iwp_sched *sched;
-    struct iwp_sched *lanes;     /* of batched tokens; NULL until the first */
+    struct iwp_sched *lanes; /* of batched tokens, for graphs of n_lane; NULL until the first */
+    int32_t n_lane;
     pthread_mutex_t lock;        /* graphs and selections take turns */
     pthread_mutex_t prompt_lock; /* one prompt is built at a time; taken before `lock` */
     bool has_vision;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/log.h"
 #include "model/vit.h"
 
 enum { MAX_WIDTH = 1 << 16 };
@@ -441,12 +442,20 @@ int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const
     t->tapped = tap;
     iwp_backend_size_threads(t->b, iwp_tower_flops(t, plan) / 2);
     iwp_sched_set_pauses(t->sched, w.cancel, w.cancel_ctx);
+    struct iwp_progress meter;
+    const int32_t batch = t->qwen ? 1 : iwp_vit_tile_batch(t, plan);
+    iwp_progress_start(&meter, "encode", "steps", 0);
+    if (w.meter)
+        iwp_sched_set_meter(t->sched, &meter,
+                            t->qwen ? plan->grid_t : (plan->n_tile + batch - 1) / batch);
     if (rc >= 0 && w.merge)
         rc = t->qwen ? iwp_vit_merge_qwen(t, plan, pixels, &w, out, err)
                      : iwp_vit_merge_tiles(t, plan, pixels, &w, out, err);
     else if (rc >= 0)
         rc = t->qwen ? iwp_vit_encode_qwen(t, plan, pixels, &w, out, err)
                      : iwp_vit_encode_tiles(t, plan, pixels, &w, out, err);
+    iwp_sched_set_meter(t->sched, NULL, 0);
+    if (w.meter) iwp_progress_end(&meter);
     if (rc < 0) iwp_tower_out_free(out);
     return rc;
 }

@@ -49,6 +49,7 @@ struct iwp_tower_want {
      * none.  Nothing else can be wanted with it. */
     const struct iwp_params *merge;
     const int32_t *keep;       /* [tiles or frames] */
+    bool meter;                /* show how far it is; needs cancel */
     bool (*cancel)(void *ctx); /* asked often; may use the decoder meanwhile */
     void *cancel_ctx;
 };

@@ -72,6 +72,8 @@ struct ggml_tensor *iwp_vit_projector(const struct iwp_tower *t, struct ggml_con
 /* Memory for a graph that is complete; keeps it on the CPU. */
 int iwp_vit_place_graph(struct iwp_tower *t, struct ggml_cgraph *g, iwp_err *err);
 
+int32_t iwp_vit_tile_batch(const struct iwp_tower *t,
+                           const struct iwp_pre_plan *plan); /* a graph */
 int iwp_vit_encode_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
                          const struct iwp_tower_want *want, struct iwp_tower_out *out,
                          iwp_err *err);

@@ -83,15 +83,18 @@ static void scatter(const struct iwp_tower *t, const float *from, int32_t first,
     }
 }
 
+int32_t iwp_vit_tile_batch(const struct iwp_tower *t, const struct iwp_pre_plan *plan) {
+    const int32_t n = 1024 / (t->n_patch + (t->cls ? 1 : 0)); /* small tiles together */
+    return n < 1 ? 1 : n > plan->n_tile ? plan->n_tile : n;
+}
+
 int iwp_vit_encode_tiles(struct iwp_tower *t, const struct iwp_pre_plan *plan, const float *pixels,
                          const struct iwp_tower_want *want, struct iwp_tower_out *out,
                          iwp_err *err) {
     const size_t d = (size_t)t->info.d_vision, np = (size_t)t->n_patch;
     const size_t len = np + (t->cls ? 1 : 0), px = (size_t)t->info.pre.tile;
     const size_t patch = 3 * (size_t)t->info.pre.patch * (size_t)t->info.pre.patch;
-    int32_t batch = (int32_t)(1024 / len); /* small tiles together */
-    if (batch < 1) batch = 1;
-    if (batch > plan->n_tile) batch = plan->n_tile;
+    const int32_t batch = iwp_vit_tile_batch(t, plan);
     float *in = malloc((size_t)batch * np * patch * sizeof *in);
     float *tmp = malloc((size_t)batch * len * d * sizeof *tmp);
     int rc = 0;

@@ -184,8 +184,8 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
         return write_stages(out, after, steps, layer, from);
     }
     IWP_REQUIRE(o->r >= 0 || keep >= least, err, IWP_EINVAL,
-                "method tome reaches %d to %d of %d tokens in %d steps, not %d", least, n, n, steps,
-                keep);
+                "method tome reaches %d to %d of %d tokens in %d step%s, not %d", least, n, n,
+                steps, steps == 1 ? "" : "s", keep);
     spread(n, keep, o->r, steps, after);
     return write_stages(out, after, steps, layer, known ? from : -1);
 }

@@ -1,6 +1,7 @@
 /* Overlays: see overlay.h. */
 #include "view/overlay.h"
 
+#include <errno.h>
 #include <math.h>
 #include <png.h>
 #include <stdlib.h>
@@ -106,9 +107,12 @@ int iwp_png_write(const char *path, const uint8_t *rgb, int32_t width, int32_t h
     img.format = PNG_FORMAT_RGB;
     struct iwp_output out;
     IWP_TRY(iwp_output_open(&out, path, err));
+    errno = 0;
     if (!png_image_write_to_stdio(&img, out.file, 0, rgb, 0, NULL)) {
+        const char *why =
+            errno ? strerror(errno) : img.message; /* libpng only says that it failed */
         iwp_output_abort(&out);
-        return iwp_err_set(err, IWP_EIO, "%s: cannot write: %s", path, img.message);
+        return iwp_err_set(err, IWP_EIO, "%s: cannot write: %s", path, why);
     }
     return iwp_output_commit(&out, err);
 }

@@ -45,6 +45,16 @@ expect 1 "127.0.0.1:1" "${m[@]}" "${q[@]}" --rpc 127.0.0.1:1
 expect 2 "host:port" "${m[@]}" "${q[@]}" --rpc nonsense
 expect 2 "--json" "${m[@]}" --json
 expect 1 "nodir" "${m[@]}" "${q[@]}" --json --dump-tensors "$dir/nodir/x.safetensors"
+# Files written after the answer are tried before the model is opened.
+mkdir "$dir/sub.png"
+for flag in --dump-tensors --overlay --prune-dump; do
+    expect 1 "nodir" -m "$dir/nowhere.gguf" "${q[@]}" --image "$picture" $flag "$dir/nodir/x.png"
+    expect 1 "directory" -m "$dir/nowhere.gguf" "${q[@]}" --image "$picture" $flag "$dir/sub.png"
+done
+[ -z "$(ls "$dir"/*.part 2>/dev/null)" ] || { echo "left behind: $(ls "$dir"/*.part)" && failed=1; }
+expect 2 "--image-max-tokens" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --image-max-tokens 1
+expect 2 "--image-min-tokens" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --image-min-tokens 1000
+expect 1 "not the mmproj of" "${m[@]}" -mm "$data/golden/gguf/qwen2.5-vl-mmproj.gguf" "${q[@]}" --image "$picture"
 expect 2 "--overlay" "${m[@]}" "${mm[@]}" "${q[@]}" --overlay "$dir/x.png"
 expect 1 "resize reaches" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune resize --keep-tokens 1
 IWP_CPU=sse9 expect 2 "not supported" "${m[@]}" "${q[@]}"
@@ -52,5 +62,19 @@ IWP_CPU=sse9 expect 2 "not supported" "${m[@]}" "${q[@]}"
 for n in 4294967298 99999999999999999999; do
     printf '/keep %s\n' $n | "$iwp" run -t 1 -lv 2 "${m[@]}" "${mm[@]}" --prune iwp >"$dir/out" 2>"$dir/err"
     grep -q "/keep: '$n'" "$dir/err" || { echo "chat: /keep $n: $(cat "$dir/err")"; failed=1; }
+done
+# Out of memory at any point is one line and exit 1.  (Sanitizers cannot live with a limit: left out then.)
+base=100000
+while [ $base -lt 2000000 ] && ! (ulimit -v $base && "$iwp" --version >/dev/null 2>&1); do base=$((base + 10000)); done
+run=("$iwp" run -t 1 -lv 2 "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture")
+for i in 0 1 2 3 4 5 6 8 10 12 14 17 20 30 40 60 80; do
+    [ $base -lt 2000000 ] || break
+    rc=0
+    (ulimit -v $((base + i * 8000)) && exec "${run[@]}" >"$dir/out" 2>"$dir/err") || rc=$?
+    [ $rc = 0 ] && continue
+    if [ $rc != 1 ] || [ -s "$dir/out" ] || [ "$(wc -l <"$dir/err")" != 1 ] || ! grep -qE "memory|vocabulary" "$dir/err"; then
+        echo "with $((base + i * 8000)) KB: exit $rc, $(head -3 "$dir/err")"
+        failed=1
+    fi
 done
 exit $failed
