@@ -31,6 +31,13 @@ IWP_API int iwp_analysis_implicit_weight(const struct iwp_array *k, const struct
                                          const uint8_t *kept, struct iwp_analysis_weight *out,
                                          iwp_err *err);
 
+/* The same for n_set ways to keep at once, out [n_set]: the kernel is evaluated once for each pair of rows.
+ * Numbers below e^-700 of the largest update count as zero. */
+IWP_API int iwp_analysis_implicit_weights(const struct iwp_array *k, const struct iwp_array *v,
+                                          int32_t head, const int32_t *row, int32_t n_row,
+                                          const uint8_t *const *kept, int32_t n_set,
+                                          struct iwp_analysis_weight *out, iwp_err *err);
+
 /* Similarity maps of n_row rows (prompt positions, visual or text), means over the KV heads: rbf =
  * exp(-|k_i-k_j|^2 / 2 sqrt(d)), cos_v, and dup = the squared cosine of two updates, (cos_v rbf)^2, which
  * is iwp's default duplication.  Each [n_row][n_row] or NULL. */

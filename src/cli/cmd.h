@@ -8,9 +8,10 @@
 
 /* Each returns an exit code; argv[0] is the command's name. */
 int iwp_cmd_select(int argc, char **argv);
-int iwp_cmd_run(int argc, char **argv);   /* builds with the engine */
-int iwp_cmd_serve(int argc, char **argv); /* the same */
-int iwp_cmd_eval(int argc, char **argv);  /* the same */
+int iwp_cmd_run(int argc, char **argv);     /* builds with the engine */
+int iwp_cmd_serve(int argc, char **argv);   /* the same */
+int iwp_cmd_eval(int argc, char **argv);    /* the same */
+int iwp_cmd_analyse(int argc, char **argv); /* the same */
 int iwp_cmd_report(int argc, char **argv);
 int iwp_cmd_methods(int argc, char **argv);
 int iwp_cmd_inspect(int argc, char **argv);

@@ -22,6 +22,8 @@ static const struct entry {
     {"run", "answer a question about images or a video; chat when no -p is given", iwp_cmd_run},
     {"serve", "the OpenAI API with a visual budget per request, and a page", iwp_cmd_serve},
     {"eval", "benchmark grid: tasks x methods x budgets, resumable, with a report", iwp_cmd_eval},
+    {"analyse", "the paper's analyses on a loaded model, as JSON, pictures and text",
+     iwp_cmd_analyse},
 #endif
     {"report", "(re)build the report of result folders, merge shards, compare", iwp_cmd_report},
     {"select", "run a pruning method on tensors from a file, no model needed", iwp_cmd_select},

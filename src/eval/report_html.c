@@ -493,6 +493,7 @@ int iwp_eval_report_html(const struct iwp_eval_book *b, bool with_paper, FILE *f
     plots(b, f);
     cost_table(b, f);
     category_tables(b, f);
+    iwp_eval_report_analyses(b->analysis, f);
     failures(b, f);
     fputs("<h2>What was measured</h2>\n<dl><dt>model</dt><dd><code>", f);
     fprintf(f,

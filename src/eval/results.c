@@ -33,6 +33,7 @@ void iwp_eval_book_free(struct iwp_eval_book *b) {
     for (int32_t i = 0; i < b->n_row; i++) iwp_eval_summary_free(&b->row[i].s);
     free(b->row);
     free(b->average);
+    free(b->analysis);
     iwp_eval_run_free(&b->run);
     memset(b, 0, sizeof *b);
 }
@@ -203,6 +204,11 @@ int iwp_eval_book_read(struct iwp_eval_book *b, const char *const *dirs, int32_t
         for (int32_t k = 0; k < run->n_config; k++)
             if (first_of_row(run, k)) IWP_TRY_GOTO(make_row(b, t, k, dirs, n, err));
     make_averages(b);
+    for (int32_t d = 0; d < n && !b->analysis; d++) {
+        const int len = snprintf(path, sizeof path, "%s/analysis", dirs[d]);
+        if (len > 0 && (size_t)len < sizeof path && access(path, R_OK) == 0)
+            b->analysis = strdup(path);
+    }
     return 0;
 fail:
     iwp_eval_book_free(b);

@@ -36,6 +36,7 @@ struct iwp_eval_book {
     int32_t n_row;
     struct iwp_eval_average *average; /* [n_average] */
     int32_t n_average;
+    char *analysis;  /* folder of `iwp analyse` in the first folder that has one, or NULL */
     int32_t missing; /* samples not answered yet, over all configurations */
 };
 
@@ -54,6 +55,8 @@ int iwp_eval_report_md(const struct iwp_eval_book *b, FILE *f);
 int iwp_eval_report_csv(const struct iwp_eval_book *b, FILE *f);
 /* paper: with the paper's figures where model and tasks match. */
 int iwp_eval_report_html(const struct iwp_eval_book *b, bool paper, FILE *f);
+/* What `iwp analyse` left in a folder, as a part of the page; nothing when dir is NULL. */
+void iwp_eval_report_analyses(const char *dir, FILE *f);
 /* Answers that differ between a configuration of one book and a configuration of another (or the same). */
 void iwp_eval_report_diff(const struct iwp_eval_book *a, int32_t ka, const struct iwp_eval_book *b,
                           int32_t kb, FILE *f);

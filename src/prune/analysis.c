@@ -138,6 +138,63 @@ int iwp_analysis_implicit_weight(const struct iwp_array *k, const struct iwp_arr
     return 0;
 }
 
+static double dot_rows(const struct iwp_array *a, int32_t i, int32_t j, int32_t head) {
+    float x[WIDE], y[WIDE];
+    const float *p = iwp_array_row(a, i, head, x), *q = iwp_array_row(a, j, head, y);
+    double sum = 0;
+    for (int32_t t = 0; t < a->n_dim; t++) sum += (double)p[t] * (double)q[t];
+    return sum;
+}
+
+/* Sums of G over all pairs, over pairs of kept rows, of removed rows, and of a row with a kept one. */
+struct gram_sums {
+    double kept, removed, cross;
+};
+
+static double log_or_zero(double x, double shift) { return x > 0 ? shift + log(x) : -INFINITY; }
+
+int iwp_analysis_implicit_weights(const struct iwp_array *k, const struct iwp_array *v,
+                                  int32_t head, const int32_t *row, int32_t n_row,
+                                  const uint8_t *const *kept, int32_t n_set,
+                                  struct iwp_analysis_weight *out, iwp_err *err) {
+    IWP_TRY(check_pair(k, v, row, n_row, err));
+    IWP_REQUIRE(head >= 0 && head < k->n_head && kept && out && n_set > 0, err, IWP_EINVAL,
+                "analysis: KV head %d of %d", head, k->n_head);
+    struct gram_sums *s = calloc((size_t)n_set, sizeof *s);
+    IWP_REQUIRE(s, err, IWP_ENOMEM, "analysis: out of memory");
+    const double scale = 1 / sqrt((double)k->n_dim);
+    double shift = -INFINITY, all = 0; /* |G_ij| is never above the largest G_ii */
+    for (int32_t i = 0; i < n_row; i++) {
+        const double vv = dot_rows(v, row[i], row[i], head);
+        const double e = dot_rows(k, row[i], row[i], head) * scale + (vv > 0 ? log(vv) : -INFINITY);
+        if (e > shift) shift = e;
+    }
+    for (int32_t i = 0; i < n_row && shift > -INFINITY; i++)
+        for (int32_t j = 0; j <= i; j++) {
+            const double vv = dot_rows(v, row[i], row[j], head);
+            if (vv == 0) continue;
+            const double e = dot_rows(k, row[i], row[j], head) * scale + log(fabs(vv)) - shift;
+            const double g = (vv < 0 ? -1 : 1) * exp(e) * (i == j ? 1 : 2);
+            all += g;
+            for (int32_t m = 0; m < n_set; m++) {
+                const int a = kept[m][i] != 0, b = kept[m][j] != 0;
+                if (a && b) s[m].kept += g;
+                if (!a && !b) s[m].removed += g;
+                s[m].cross += 0.5 * g * (a + b);
+            }
+        }
+    for (int32_t m = 0; m < n_set; m++) {
+        out[m].log_norm2 = log_or_zero(all, shift);
+        out[m].log_norm2_kept = log_or_zero(s[m].kept, shift);
+        out[m].log_norm2_removed = log_or_zero(s[m].removed, shift);
+        const double size = all > 0 && s[m].kept > 0 ? sqrt(all) * sqrt(s[m].kept) : 0;
+        const double c = size > 0 ? s[m].cross / size : 0;
+        out[m].cosine = c > 1 ? 1 : c < -1 ? -1 : c;
+    }
+    free(s);
+    return 0;
+}
+
 /* ---- statistics -------------------------------------------------------------------------------- */
 
 struct ranked {

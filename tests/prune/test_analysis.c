@@ -116,6 +116,47 @@ TEST(implicit_weight_by_hand) {
     CHECK_INT(iwp_analysis_implicit_weight(&ka, &va, 1, row, 2, first, &w, &err), IWP_EINVAL);
 }
 
+/* All sets at once give what each gives alone. */
+TEST(implicit_weights_together) {
+    enum { N = 23, HEADS = 2, DIM = 5, SETS = 4 };
+    uint64_t seed = 11;
+    float k[N * HEADS * DIM], v[N * HEADS * DIM];
+    for (int i = 0; i < N * HEADS * DIM; i++)
+        k[i] = 2 * test_normal(&seed), v[i] = test_normal(&seed);
+    for (int t = 0; t < DIM; t++) v[(3 * HEADS + 1) * DIM + t] = 0; /* an update that is none */
+    struct iwp_array ka = iwp_array_f32(k, N, HEADS, DIM), va = iwp_array_f32(v, N, HEADS, DIM);
+    int32_t row[N - 2];
+    uint8_t mask[SETS][N - 2];
+    const uint8_t *kept[SETS];
+    for (int i = 0; i < N - 2; i++) {
+        row[i] = i + 2;
+        mask[0][i] = 1;
+        mask[1][i] = 0;
+        mask[2][i] = i % 3 == 0;
+        mask[3][i] = test_uniform(&seed) < 0.5;
+    }
+    for (int m = 0; m < SETS; m++) kept[m] = mask[m];
+    for (int h = 0; h < HEADS; h++) {
+        struct iwp_analysis_weight all[SETS], one;
+        iwp_err err = {0};
+        CHECK_INT(iwp_analysis_implicit_weights(&ka, &va, h, row, N - 2, kept, SETS, all, &err), 0);
+        for (int m = 0; m < SETS; m++) {
+            CHECK_INT(iwp_analysis_implicit_weight(&ka, &va, h, row, N - 2, kept[m], &one, &err),
+                      0);
+            CHECK_NEAR(all[m].log_norm2, one.log_norm2, 1e-9);
+            CHECK(all[m].log_norm2_kept == one.log_norm2_kept ||
+                  fabs(all[m].log_norm2_kept - one.log_norm2_kept) < 1e-9);
+            CHECK(all[m].log_norm2_removed == one.log_norm2_removed ||
+                  fabs(all[m].log_norm2_removed - one.log_norm2_removed) < 1e-9);
+            CHECK_NEAR(all[m].cosine, one.cosine, 1e-9);
+        }
+        CHECK_NEAR(all[0].cosine, 1, 1e-12);
+    }
+    iwp_err err = {0};
+    struct iwp_analysis_weight none;
+    CHECK_INT(iwp_analysis_implicit_weights(&ka, &va, 2, row, 2, kept, 1, &none, &err), IWP_EINVAL);
+}
+
 TEST(similarity) {
     /* one head of width 1: keys 0, 2, 0; values 1, -1, 0 */
     float kk[] = {0, 2, 0}, vv[] = {1, -1, 0};
@@ -147,6 +188,7 @@ TEST(miou) {
 }
 
 int main(void) {
+    test_implicit_weights_together();
     test_similarity();
     test_miou();
     test_statistics();
