@@ -31,38 +31,24 @@ struct iwp_chat_template {
     uint64_t hash[6]; /* of Jinja texts it renders */
 };
 
+#define CHATML                                                                                     \
+    .open = "<|im_start|>", .after_role = "\n", .close = "<|im_end|>", .after_close = "\n",        \
+    .generation = "assistant\n"
+
 static const struct iwp_chat_template table[] = {
-    {.name = "chatml",
-     .open = "<|im_start|>",
-     .after_role = "\n",
-     .close = "<|im_end|>",
-     .after_close = "\n",
-     .generation = "assistant\n",
-     .hash = {0xad70d358c7c293ca}},
+    {.name = "chatml", CHATML, .hash = {0xad70d358c7c293ca}},
     {.name = "qwen2-vl",
-     .open = "<|im_start|>",
-     .after_role = "\n",
-     .close = "<|im_end|>",
-     .after_close = "\n",
-     .generation = "assistant\n",
+     CHATML,
      .system = "You are a helpful assistant.",
      .media_open = "<|vision_start|>",
      .media_close = "<|vision_end|>",
      .hash = {0xb2bb11d84deaf152, 0x350327e9f3ab2434}},
     {.name = "qwen2",
-     .open = "<|im_start|>",
-     .after_role = "\n",
-     .close = "<|im_end|>",
-     .after_close = "\n",
-     .generation = "assistant\n",
+     CHATML,
      .system = "You are a helpful assistant.",
      .hash = {0x9f6d9b9336d278a1}},
     {.name = "qwen2.5",
-     .open = "<|im_start|>",
-     .after_role = "\n",
-     .close = "<|im_end|>",
-     .after_close = "\n",
-     .generation = "assistant\n",
+     CHATML,
      .system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
      .hash = {0x1a283b297d5bfbd3}},
     {.name = "llava-onevision",
@@ -74,19 +60,11 @@ static const struct iwp_chat_template table[] = {
      .place = MEDIA_FIRST,
      .hash = {0x30f848c62ce5c6ca, 0x1b5b16838fe9ff8c}},
     {.name = "qwen_1_5",
-     .open = "<|im_start|>",
-     .after_role = "\n",
-     .close = "<|im_end|>",
-     .after_close = "\n",
-     .generation = "assistant\n",
+     CHATML,
      .system = "You are a helpful assistant.",
      .place = MEDIA_FIRST_LINE},
     {.name = "smollm2",
-     .open = "<|im_start|>",
-     .after_role = "\n",
-     .close = "<|im_end|>",
-     .after_close = "\n",
-     .generation = "assistant\n",
+     CHATML,
      .system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
      .hash = {0x07193ef762f1c148}},
     {.name = "llama3",
@@ -108,6 +86,7 @@ static const struct iwp_chat_template table[] = {
                "assistant gives helpful, detailed, and polite answers to the human's questions.",
      .place = MEDIA_FIRST_LINE},
 };
+#undef CHATML
 enum { N_TEMPLATE = sizeof table / sizeof table[0] };
 
 const char *iwp_chat_names(void) {
