@@ -44,8 +44,8 @@ class Stage:
 
 RECIPE = [Stage("pooled", 260, 7, 1.0, 0.8, 6, 4, 0, 0.0),
           Stage("full", 80, 14, 0.7, 0.03, 6, 4, 0, 0.0),
-          Stage("local", 600, 7, 0.6, 0.6, 3, 1, 8, 1.0),
-          Stage("local-full", 200, 14, 0.5, 0.02, 3, 1, 8, 0.5)]
+          Stage("local", 78, 7, 0.6, 0.6, 3, 1, 8, 1.0),
+          Stage("local-full", 44, 14, 0.5, 0.02, 3, 1, 8, 0.5)]
 LR_LM, LR_PROJECTOR, WARM_UP, CLIP = 1e-3, 5e-4, 20, 1.0
 SAVE_EVERY = 120                       # seconds
 OTHERS = 3000                          # words that never occur in the data, kept in the loss

