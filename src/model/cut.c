@@ -239,10 +239,11 @@ static int give(struct iwp_session *s, struct given *g, int32_t stage, iwp_err *
             in->arr[IWP_TENSOR_VIT_FEATURES] =
                 iwp_array_f32(p->vit_features + (size_t)skip * (size_t)p->d_vit,
                               (p->n_vit - skip) / join, 1, p->d_vit * join);
-        if (p->vit_q)
+        /* Only what it reads: a prompt tapped for several methods may hold more, with the class token. */
+        if (p->vit_q && iwp_session_needs(s, stage, IWP_TENSOR_VIT_Q, &rows))
             in->arr[IWP_TENSOR_VIT_Q] =
                 iwp_array_f32(p->vit_q, p->n_vit, p->n_vit_head, p->d_vit_head);
-        if (p->vit_k)
+        if (p->vit_k && iwp_session_needs(s, stage, IWP_TENSOR_VIT_K, &rows))
             in->arr[IWP_TENSOR_VIT_K] =
                 iwp_array_f32(p->vit_k, p->n_vit, p->n_vit_head, p->d_vit_head);
         if (p->text_embeds)
