@@ -99,6 +99,19 @@ end:
     free(c.y);
 }
 
+/* Of a video: when each view's (first) frame is shown; in frames where the times are not known. */
+static void put_times(struct iwp_json_out *w, const struct iwp_prompt_image *m) {
+    const int32_t step = m->plan.temporal > 1 ? m->plan.temporal : 1;
+    if (!m->frame_index) return;
+    iwp_json_open_array(w, m->frame_time ? "seconds" : "frames");
+    for (int32_t i = 0; i < m->n_frame; i += step)
+        if (m->frame_time)
+            iwp_json_put_ms(w, NULL, m->frame_time[i]);
+        else
+            iwp_json_put_int(w, NULL, m->frame_index[i]);
+    iwp_json_close_array(w);
+}
+
 /* `grid` and `keep` of a picture are those of its finest grid; `views` holds all when it has several. */
 static void put_image(struct iwp_json_out *w, const struct iwp_prompt_image *m,
                       const uint8_t *stays, const float *scores) {
@@ -110,6 +123,7 @@ static void put_image(struct iwp_json_out *w, const struct iwp_prompt_image *m,
     iwp_json_put_int(w, "height", m->height);
     iwp_json_put_int(w, "visual_in", m->n_visual);
     iwp_json_put_int(w, "visual_kept", kept);
+    put_times(w, m);
     if (n > 0) put_grid(w, m, stays, scores, m->n_frame == 1 ? n - 1 : 0);
     if (n > 1) {
         iwp_json_open_array(w, "views");

@@ -201,6 +201,37 @@ def bad_files(d):
     check(rc == 1 and text.count("\n") == 1, f"zero.mp4: exit {rc}, {text!r}")
 
 
+def long_film(d):
+    """32 frames of a film that repeats a clip without encoding it again: ten minutes, or with IWP_TEST_LONG an hour of
+    1080p, the size that is promised.  Frame k must be the clip's frame k mod n, and memory small."""
+    hour = os.environ.get("IWP_TEST_LONG")
+    size, minutes, seconds = ("1920x1080", 60, 20) if hour else ("640x360", 10, 5)
+    clip, film = os.path.join(d, "clip.mp4"), os.path.join(d, "long.mp4")
+    ffmpeg(*source(size, 30, seconds), "-c:v", "libx264", "-preset", "superfast", "-b:v", "300k", "-bf", "3", "-g", "120",
+           "-pix_fmt", "yuv420p", clip)
+    loops = minutes * 60 // seconds
+    ffmpeg("-stream_loop", str(loops - 1), "-i", clip, "-c", "copy", film)
+    _, want, text, code, _ = frames(clip, "all")
+    check(code == 0 and len(want) == 30 * seconds, f"clip: {text}")
+    k = random.Random(9).randrange(len(want))
+    check(want[k][1] == exact(clip, k), f"frame {k} of the clip")
+    total = loops * len(want)
+    pick = [int(i * (total - 1) / 31) for i in range(32)]
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(write, 1)
+        os.execv(tool, [tool, film, ",".join(map(str, pick))])
+    os.close(write)
+    lines = os.fdopen(read).read().split("\n")
+    _, status, usage = os.wait4(pid, 0)
+    check(status == 0 and lines[0].startswith(f"frames {total} "), f"long film: {lines[0]}")
+    wrong = [l.split()[0] for l in lines[2:-1] if l.split()[2] != want[int(l.split()[0]) % len(want)][1]]
+    check(len(lines) == 35 and not wrong, f"long film: frames {wrong} differ, {len(lines) - 3} lines")
+    if b"__asan_" not in open(tool, "rb").read():
+        check(usage.ru_maxrss < 300e3, f"long film: {usage.ru_maxrss / 1e3:.0f} MB")
+
+
 def main():
     if not shutil.which("ffmpeg"):
         print("no ffmpeg program: skipped")
@@ -213,6 +244,7 @@ def main():
         for name, index in make(d):
             compare(d, name, index, rng)
         bad_files(d)
+        long_film(d)
     print(f"{ran} checks, {bad} failed")
     sys.exit(bad != 0)
 
