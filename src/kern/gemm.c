@@ -44,20 +44,21 @@ const struct iwp_gemm *iwp_gemm_path(const char *name) {
 }
 
 size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n) {
-    return iwp_gemm_size((size_t)n, (size_t)op->mat[0].k) * sizeof(uint16_t);
+    return (iwp_gemm_size((size_t)n, (size_t)op->mat[0].k) << op->mat[0].split) * sizeof(uint16_t);
 }
 
 size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n) {
-    return (iwp_gemm_size((size_t)n, (size_t)op->up.k) +
-            iwp_gemm_size((size_t)n, (size_t)op->up.m)) *
-           sizeof(uint16_t);
+    const size_t values =
+        iwp_gemm_size((size_t)n, (size_t)op->up.k) + iwp_gemm_size((size_t)n, (size_t)op->up.m);
+    return (values << op->up.split) * sizeof(uint16_t);
 }
 
-size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d) {
-    const size_t wide = iwp_gemm_up((size_t)d);
-    return 2 * iwp_gemm_size((size_t)n_k, wide) * sizeof(uint16_t) +      /* k and v */
-           IWP_GEMM_QUERIES * wide * (sizeof(uint16_t) + sizeof(float)) + /* queries and results */
-           3 * IWP_GEMM_QUERIES * sizeof(float) +                    /* maxima, sums, factors */
-           IWP_GEMM_KEYS * 32 * (sizeof(float) + sizeof(uint16_t)) + /* scores, weights */
-           32 * wide * sizeof(float) + 64;                           /* rotated rows */
+size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d, int32_t d_v, bool split) {
+    const size_t wide = iwp_gemm_up((size_t)d) << split, wide_v = iwp_gemm_up((size_t)d_v);
+    return iwp_gemm_size((size_t)n_k, wide + (wide_v << split)) * sizeof(uint16_t) + /* k and v */
+           IWP_GEMM_QUERIES * (wide * sizeof(uint16_t) + wide_v * sizeof(float)) + /* q, results */
+           3 * IWP_GEMM_QUERIES * sizeof(float) + /* maxima, sums, factors */
+           IWP_GEMM_KEYS * 32 *
+               (sizeof(float) + (sizeof(uint16_t) << split)) + /* scores, weights */
+           32 * wide * sizeof(float);                          /* rotated rows */
 }

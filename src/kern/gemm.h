@@ -8,7 +8,8 @@
  * columns is `tile`; all else is built on it and compiled once per instruction set (gemm_body.h).
  *
  * Rounding to bf16 costs each factor at most 2^-9; sums are exact to f32.  Results differ between
- * paths by the order of summation only. */
+ * paths by the order of summation only.  `split` takes factors as sums of two bf16 numbers and adds three
+ * products (the smallest is left out): three times the work, factors good to 2^-17. */
 #ifndef IWP_KERN_GEMM_H
 #define IWP_KERN_GEMM_H
 
@@ -36,6 +37,7 @@ struct iwp_gemm_mat {
     const uint16_t *w; /* columns [m][k]; NULL: absent */
     const float *bias; /* [m] or NULL */
     int32_t k, m;
+    bool split; /* panels of w hold the rounded numbers, then what rounding took away */
 };
 
 /* y = act(norm(x) · W + bias) + res for up to three matrices whose results stand side by side. */
@@ -61,12 +63,13 @@ struct iwp_gemm_mlp {
 
 /* out = softmax(scale q · k) · v over all n_k rows, for one head. */
 struct iwp_gemm_attend {
-    const float *q, *k, *v; /* rows [stride], d values each */
-    int64_t stride, out_stride;
+    const float *q, *k, *v; /* rows of d, d and d_v values */
+    int64_t q_stride, k_stride, v_stride, out_stride;
     const float *rope_q,
         *rope_k; /* rows [rope_stride]: d/2 cosines, d/2 sines; NULL: no rotation */
     int64_t rope_stride;
-    int32_t n_q, n_k, d;
+    int32_t n_q, n_k, d, d_v;
+    bool split;
     float scale;
     float *out;
 };
@@ -78,7 +81,8 @@ struct iwp_gemm {
     void (*tile)(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
     /* 32 columns (n ≤ 32 given as rows of w) into one panel. */
-    void (*pack_cols)(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k);
+    void (*pack_cols)(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
+                      bool split);
     /* Rows [first, first + n) of the operation; scratch from iwp_gemm_*_scratch, 64-byte aligned. */
     void (*linear)(const struct iwp_gemm_linear *op, int32_t first, int32_t n, void *scratch);
     void (*mlp)(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch);
@@ -93,9 +97,13 @@ const struct iwp_gemm *iwp_gemm_path(const char *name);
 static inline size_t iwp_gemm_up(size_t n) { return (n + 31) & ~(size_t)31; }
 /* bf16 values of n rows (or columns) of k. */
 static inline size_t iwp_gemm_size(size_t n, size_t k) { return iwp_gemm_up(n) * iwp_gemm_up(k); }
+/* The same of a packed weight, or of its first m columns when m is a multiple of 32. */
+static inline size_t iwp_gemm_weight_size(int32_t m, int32_t k, bool split) {
+    return iwp_gemm_size((size_t)m, (size_t)k) << split;
+}
 size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n); /* bytes */
 size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n);
-size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d);
+size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d, int32_t d_v, bool split);
 
 void iwp_gemm_init_c(struct iwp_gemm *g);
 void iwp_gemm_init_avx2(struct iwp_gemm *g);

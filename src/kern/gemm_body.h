@@ -50,6 +50,9 @@ static inline void save_bf16(uint16_t *p, vf v) {
     memcpy(p, &h, sizeof h);
 }
 
+/* What rounding takes away. */
+static inline vf rest(vf v) { return v - (vf)(round_bf16(v) & 0xffff0000u); }
+
 /* 1 / x to about 2^-22, x > 0. */
 static inline vf inverse(vf x) {
 #if defined(__AVX512F__)
@@ -106,6 +109,16 @@ static inline vf activate(vf x, enum iwp_gemm_act act) {
     return x;
 }
 
+/* c = rows block · columns block; in a split product the parts that rounding took follow `lo_rows` and one
+ * panel further. */
+static inline void product(float *c, const uint16_t *rows, size_t lo_rows, const uint16_t *cols,
+                           int32_t kt, bool split, const void *next) {
+    tile(c, rows, cols, kt, false, next);
+    if (!split) return;
+    tile(c, rows + lo_rows, cols, kt, true, NULL);
+    tile(c, rows, cols + (size_t)kt * BLOCK, kt, true, NULL);
+}
+
 /* ---- packing --------------------------------------------------------------------------------- */
 
 /* 32 values, n of them given. */
@@ -138,8 +151,10 @@ static struct row_scale measure(const float *x, int32_t k, const struct iwp_gemm
     return (struct row_scale){mean, 1.0f / sqrtf(var / (float)k + norm->eps)};
 }
 
-/* One row of k values into a rows block, normed on the way when norm has weights. */
-static void pack_row(uint16_t *to, const float *x, int32_t k, const struct iwp_gemm_norm *norm) {
+/* One row of k values into a rows block, normed on the way when norm has weights; lo > 0: and the rest of
+ * the rounding lo values further. */
+static void pack_row(uint16_t *to, size_t lo, const float *x, int32_t k,
+                     const struct iwp_gemm_norm *norm) {
     struct row_scale r = {0, 1};
     if (norm && norm->w) r = measure(x, k, norm);
     for (int32_t i = 0; i < k; i += 32, to += BLOCK) {
@@ -159,24 +174,29 @@ static void pack_row(uint16_t *to, const float *x, int32_t k, const struct iwp_g
             if (pw) v = (v - all(r.mean)) * all(r.factor) * load(pw + h);
             if (pb) v += load(pb + h);
             save_bf16(to + h, v);
+            if (lo) save_bf16(to + lo + h, rest(v));
         }
     }
 }
 
 /* Rows [0, n) at x, zeros up to a multiple of 32. */
-static void pack_rows(uint16_t *to, const float *x, int64_t stride, int32_t n, int32_t k,
+static void pack_rows(uint16_t *to, size_t lo, const float *x, int64_t stride, int32_t n, int32_t k,
                       const struct iwp_gemm_norm *norm) {
     const size_t kt = iwp_gemm_up((size_t)k) / 32;
     for (int32_t i = 0; i < (int32_t)iwp_gemm_up((size_t)n); i++) {
         uint16_t *at = to + (size_t)(i / 32) * kt * BLOCK + (size_t)(i % 32) * 32;
         if (i < n)
-            pack_row(at, x + i * stride, k, norm);
+            pack_row(at, lo, x + i * stride, k, norm);
         else
-            for (size_t t = 0; t < kt; t++) memset(at + t * BLOCK, 0, 64);
+            for (size_t t = 0; t < kt; t++) {
+                memset(at + t * BLOCK, 0, 64);
+                if (lo) memset(at + lo + t * BLOCK, 0, 64);
+            }
     }
 }
 
-static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k) {
+static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
+                       bool low) {
     for (int32_t i = 0; i < k; i += 32, panel += BLOCK) {
         uint32_t pair[32][16]; /* two neighbours of k in one number */
         const int32_t len = k - i < 32 ? k - i : 32;
@@ -185,8 +205,10 @@ static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n
             float t[32];
             const float *p = w + j * stride + i;
             if (len < 32) load_tail(t, p, len), p = t;
-            save_bf16((uint16_t *)pair[j], load(p));
-            save_bf16((uint16_t *)pair[j] + 16, load(p + 16));
+            for (int h = 0; h < 2; h++) {
+                vf v = load(p + 16 * h);
+                save_bf16((uint16_t *)pair[j] + 16 * h, low ? rest(v) : v);
+            }
         }
         for (int h = 0; h < 2; h++)
             for (int t = 0; t < 16; t++) {
@@ -195,6 +217,12 @@ static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n
                 memcpy(panel + h * 512 + t * 32, row, sizeof row);
             }
     }
+}
+
+static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
+                      bool split) {
+    pack_pairs(panel, w, stride, n, k, false);
+    if (split) pack_pairs(panel + 32 * iwp_gemm_up((size_t)k), w, stride, n, k, true);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -230,14 +258,16 @@ static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32
 static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n, float *y,
                      int64_t stride, const float *res, enum iwp_gemm_act act) {
     const int32_t kt = (int32_t)(iwp_gemm_up((size_t)m->k) / 32), last = (m->m - 1) / 32;
+    const size_t panel = (size_t)kt * BLOCK << m->split,
+                 lo = iwp_gemm_size((size_t)n, (size_t)m->k);
     _Alignas(64) float c[BLOCK], bias[32];
     for (int32_t p = 0; p <= last; p++) {
-        const uint16_t *w = m->w + (size_t)p * (size_t)kt * BLOCK;
-        const char *next = p < last ? (const char *)(w + (size_t)kt * BLOCK) : NULL;
+        const uint16_t *w = m->w + (size_t)p * panel;
+        const char *next = p < last ? (const char *)(w + panel) : NULL;
         const int32_t cols = m->m - p * 32 < 32 ? m->m - p * 32 : 32;
         bias_of(bias, m, p * 32);
         for (int32_t r = 0; r < n; r += 32) {
-            tile(c, a + (size_t)(r / 32) * (size_t)kt * BLOCK, w, kt, false, next);
+            product(c, a + (size_t)(r / 32) * (size_t)kt * BLOCK, lo, w, kt, m->split, next);
             if (next) next += (size_t)kt * 256;
             store(y + r * stride + p * 32, stride, c, n - r < 32 ? n - r : 32, cols, bias,
                   res ? res + r * stride + p * 32 : NULL, act);
@@ -248,7 +278,9 @@ static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n,
 static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_t n,
                          void *scratch) {
     uint16_t *a = scratch;
-    pack_rows(a, op->x + first * op->x_stride, op->x_stride, n, op->mat[0].k, &op->norm);
+    const struct iwp_gemm_mat *m = &op->mat[0];
+    pack_rows(a, m->split ? iwp_gemm_size((size_t)n, (size_t)m->k) : 0,
+              op->x + first * op->x_stride, op->x_stride, n, m->k, &op->norm);
     int64_t at = first * op->y_stride;
     for (int32_t i = 0; i < op->n_mat; i++) {
         multiply(&op->mat[i], a, n, op->y + at, op->y_stride, op->res ? op->res + at : NULL,
@@ -258,8 +290,8 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
 }
 
 /* act(gate) * up as the next product's rows; columns beyond m come out as zero (no bias there). */
-static void store_rows(uint16_t *to, const float *up, const float *gate, const float *bias_up,
-                       const float *bias_gate, enum iwp_gemm_act act) {
+static void store_rows(uint16_t *to, size_t lo, const float *up, const float *gate,
+                       const float *bias_up, const float *bias_gate, enum iwp_gemm_act act) {
     for (int32_t i = 0; i < BLOCK; i += 16) {
         vf u = load(up + i) + load(bias_up + i % 32), v;
         if (gate)
@@ -267,6 +299,7 @@ static void store_rows(uint16_t *to, const float *up, const float *gate, const f
         else
             v = activate(u, act);
         save_bf16(to + i, v);
+        if (lo) save_bf16(to + lo + i, rest(v));
     }
 }
 
@@ -274,23 +307,27 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
     const struct iwp_gemm_mat *up = &op->up, *gate = op->gate.w ? &op->gate : NULL;
     const int32_t kt = (int32_t)(iwp_gemm_up((size_t)up->k) / 32);
     const int32_t ht = (int32_t)(iwp_gemm_up((size_t)up->m) / 32);
-    uint16_t *a = scratch, *h = a + iwp_gemm_size((size_t)n, (size_t)up->k);
+    const size_t lo = iwp_gemm_size((size_t)n, (size_t)up->k),
+                 panel = (size_t)kt * BLOCK << up->split;
+    const size_t lo_h = up->split ? iwp_gemm_size((size_t)n, (size_t)up->m) : 0;
+    uint16_t *a = scratch, *h = a + (lo << up->split);
     _Alignas(64) float c[BLOCK], g[BLOCK], bias[32], bias_gate[32];
     const float *x = op->x + first * op->stride;
-    pack_rows(a, x, op->stride, n, up->k, &op->norm);
+    pack_rows(a, up->split ? lo : 0, x, op->stride, n, up->k, &op->norm);
     for (int32_t p = 0; p < ht; p++) {
-        const size_t at = (size_t)p * (size_t)kt * BLOCK;
+        const size_t at = (size_t)p * panel;
         const bool more = p + 1 < ht;
-        size_t ahead = at + (size_t)kt * BLOCK;
+        size_t ahead = at + panel;
         bias_of(bias, up, p * 32);
         if (gate) bias_of(bias_gate, gate, p * 32);
         for (int32_t r = 0; r < n; r += 32) {
             const uint16_t *rows = a + (size_t)(r / 32) * (size_t)kt * BLOCK;
-            tile(c, rows, up->w + at, kt, false, more ? up->w + ahead : NULL);
-            if (gate) tile(g, rows, gate->w + at, kt, false, more ? gate->w + ahead : NULL);
+            product(c, rows, lo, up->w + at, kt, up->split, more ? up->w + ahead : NULL);
+            if (gate)
+                product(g, rows, lo, gate->w + at, kt, gate->split, more ? gate->w + ahead : NULL);
             ahead += (size_t)kt * 128;
-            store_rows(h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK, c, gate ? g : NULL,
-                       bias, bias_gate, op->act);
+            store_rows(h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK, lo_h, c,
+                       gate ? g : NULL, bias, bias_gate, op->act);
         }
     }
     multiply(&op->down, h, n, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
@@ -316,7 +353,7 @@ static void rotate(float *out, const float *x, int64_t stride, const float *rope
 
 /* n ≤ 32 rows of v into the blocks of keys [key, key + 32) of its transpose. */
 static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64_t stride,
-                        int32_t n, int32_t d) {
+                        int32_t n, int32_t d, bool low) {
     for (int32_t i = 0; i < d; i += 32, to += block_stride) {
         const int32_t len = d - i < 32 ? d - i : 32;
         uint16_t h[32][32];
@@ -325,8 +362,8 @@ static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64
             float t[32];
             const float *p = v + j * stride + i;
             if (len < 32) load_tail(t, p, len), p = t;
-            save_bf16(h[j], load(p));
-            save_bf16(h[j] + 16, load(p + 16));
+            for (int k = 0; k < 32; k += 16)
+                save_bf16(h[j] + k, low ? rest(load(p + k)) : load(p + k));
         }
         for (int r = 0; r < 32; r++)
             for (int j = 0; j < 32; j++) to[r * 32 + j] = h[j][r];
@@ -334,8 +371,9 @@ static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64
 }
 
 struct step {
-    float *s;           /* scores [keys][32] */
-    uint16_t *p;        /* weights, columns operand */
+    float *s;    /* scores [keys][32] */
+    uint16_t *p; /* weights, columns operand; split: the rest IWP_GEMM_KEYS keys further */
+    bool split;
     float *max, *total; /* [32] so far */
     float *factor;      /* [32] for what was summed before */
 };
@@ -361,7 +399,11 @@ static void soften(const struct step *t, int32_t n, int32_t n32, float scale2) {
             if (i >= n) a = all(0);
             l[h] += a + b;
             vu w = (round_bf16(b) & 0xffff0000u) | (round_bf16(a) >> 16);
-            memcpy(t->p + (size_t)(i / 32) * BLOCK + h * 512 + i % 32 * 16, &w, sizeof w);
+            uint16_t *to = t->p + (size_t)(i / 32) * BLOCK + h * 512 + i % 32 * 16;
+            memcpy(to, &w, sizeof w);
+            if (!t->split) continue;
+            w = (round_bf16(rest(b)) & 0xffff0000u) | (round_bf16(rest(a)) >> 16);
+            memcpy(to + IWP_GEMM_KEYS * 32, &w, sizeof w);
         }
     save(t->total, l[0]);
     save(t->total + 16, l[1]);
@@ -370,19 +412,27 @@ static void soften(const struct step *t, int32_t n, int32_t n32, float scale2) {
 struct packed {
     uint16_t *k, *v, *q, *p;
     float *o, *s, *max, *total, *factor, *turned;
-    int32_t kt; /* blocks of d */
-    size_t nt;  /* blocks of keys */
+    int32_t kt, vt; /* blocks of d and d_v */
+    size_t nt;      /* blocks of keys */
+    size_t lo_k, lo_v;
+    bool split;
 };
 
 static struct packed divide(const struct iwp_gemm_attend *op, void *scratch) {
-    const size_t wide = iwp_gemm_up((size_t)op->d), keys = iwp_gemm_up((size_t)op->n_k);
-    struct packed w = {.kt = (int32_t)(wide / 32), .nt = keys / 32};
+    const size_t wide = iwp_gemm_up((size_t)op->d), wide_v = iwp_gemm_up((size_t)op->d_v);
+    const size_t keys = iwp_gemm_up((size_t)op->n_k);
+    struct packed w = {.kt = (int32_t)(wide / 32),
+                       .vt = (int32_t)(wide_v / 32),
+                       .nt = keys / 32,
+                       .lo_k = keys * wide,
+                       .lo_v = keys * wide_v,
+                       .split = op->split};
     w.k = scratch;
-    w.v = w.k + keys * wide;
-    w.q = w.v + keys * wide;
-    w.p = w.q + IWP_GEMM_QUERIES * wide;
-    w.o = (float *)(void *)(w.p + IWP_GEMM_KEYS * 32);
-    w.s = w.o + IWP_GEMM_QUERIES * wide;
+    w.v = w.k + (w.lo_k << w.split);
+    w.q = w.v + (w.lo_v << w.split);
+    w.p = w.q + (IWP_GEMM_QUERIES * wide << w.split);
+    w.o = (float *)(void *)(w.p + (IWP_GEMM_KEYS * 32 << w.split));
+    w.s = w.o + IWP_GEMM_QUERIES * wide_v;
     w.max = w.s + IWP_GEMM_KEYS * 32;
     w.total = w.max + IWP_GEMM_QUERIES;
     w.factor = w.total + IWP_GEMM_QUERIES;
@@ -393,17 +443,19 @@ static struct packed divide(const struct iwp_gemm_attend *op, void *scratch) {
 static void pack_keys(const struct iwp_gemm_attend *op, const struct packed *w) {
     for (int32_t i = 0; i < op->n_k; i += 32) {
         const int32_t n = op->n_k - i < 32 ? op->n_k - i : 32;
-        const float *k = op->k + i * op->stride;
-        int64_t stride = op->stride;
+        const float *k = op->k + i * op->k_stride;
+        int64_t stride = op->k_stride;
         if (op->rope_k) {
             rotate(w->turned, k, stride, op->rope_k + i * op->rope_stride, op->rope_stride, n,
                    op->d);
             k = w->turned;
             stride = op->d;
         }
-        pack_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, k, stride, n, op->d, NULL);
-        pack_turned(w->v + (size_t)(i / 32) * BLOCK, w->nt * BLOCK, op->v + i * op->stride,
-                    op->stride, n, op->d);
+        pack_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, w->split ? w->lo_k : 0, k,
+                  stride, n, op->d, NULL);
+        for (int low = 0; low <= w->split; low++)
+            pack_turned(w->v + (low ? w->lo_v : 0) + (size_t)(i / 32) * BLOCK, w->nt * BLOCK,
+                        op->v + i * op->v_stride, op->v_stride, n, op->d_v, low);
     }
 }
 
@@ -411,15 +463,16 @@ static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *
                          int32_t n) {
     for (int32_t i = 0; i < n; i += 32) {
         const int32_t len = n - i < 32 ? n - i : 32;
-        const float *q = op->q + (first + i) * op->stride;
-        int64_t stride = op->stride;
+        const float *q = op->q + (first + i) * op->q_stride;
+        int64_t stride = op->q_stride;
         if (op->rope_q) {
             rotate(w->turned, q, stride, op->rope_q + (first + i) * op->rope_stride,
                    op->rope_stride, len, op->d);
             q = w->turned;
             stride = op->d;
         }
-        pack_cols(w->q + (size_t)(i / 32) * (size_t)w->kt * BLOCK, q, stride, len, op->d);
+        pack_cols(w->q + ((size_t)(i / 32) * (size_t)w->kt * BLOCK << w->split), q, stride, len,
+                  op->d, w->split);
     }
 }
 
@@ -427,18 +480,22 @@ static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *
 static void attend_step(const struct packed *w, int32_t query, int32_t key, int32_t n,
                         float scale2) {
     const int32_t n32 = (int32_t)iwp_gemm_up((size_t)n), kt = w->kt;
-    const struct step t = {w->s, w->p, w->max + query, w->total + query, w->factor + query};
-    const uint16_t *q = w->q + (size_t)(query / 32) * (size_t)kt * BLOCK;
+    const struct step t = {
+        w->s, w->p, w->split, w->max + query, w->total + query, w->factor + query};
+    const uint16_t *q = w->q + ((size_t)(query / 32) * (size_t)kt * BLOCK << w->split);
     for (int32_t i = 0; i < n32; i += 32)
-        tile(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, q, kt, false,
-             NULL);
+        product(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, q, kt,
+                w->split, NULL);
     soften(&t, n, n32, scale2);
-    for (int32_t d = 0; d < kt; d++) {
-        float *o = w->o + ((size_t)(query / 32) * (size_t)kt + (size_t)d) * BLOCK;
+    for (int32_t d = 0; d < w->vt; d++) {
+        float *o = w->o + ((size_t)(query / 32) * (size_t)w->vt + (size_t)d) * BLOCK;
         const vf f[2] = {load(t.factor), load(t.factor + 16)};
         for (int32_t i = 0; key > 0 && i < BLOCK; i += 16) save(o + i, load(o + i) * f[i / 16 % 2]);
-        tile(o, w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK, w->p, n32 / 32, key > 0,
-             NULL);
+        const uint16_t *v = w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK;
+        tile(o, v, w->p, n32 / 32, key > 0, NULL);
+        if (!w->split) continue;
+        tile(o, v + w->lo_v, w->p, n32 / 32, true, NULL);
+        tile(o, v, w->p + IWP_GEMM_KEYS * 32, n32 / 32, true, NULL);
     }
 }
 
@@ -457,10 +514,10 @@ static void attend_tiles(const struct iwp_gemm_attend *op, void *scratch) {
                             op->n_k - key < IWP_GEMM_KEYS ? op->n_k - key : (int32_t)IWP_GEMM_KEYS,
                             scale2);
         for (int32_t i = 0; i < n; i++) {
-            const float *o = w.o + (size_t)(i / 32) * (size_t)w.kt * BLOCK + i % 32;
+            const float *o = w.o + (size_t)(i / 32) * (size_t)w.vt * BLOCK + i % 32;
             float *y = op->out + (first + i) * op->out_stride;
             const float part = 1.0f / w.total[i];
-            for (int32_t d = 0; d < op->d; d++) y[d] = o[(size_t)d * 32] * part;
+            for (int32_t d = 0; d < op->d_v; d++) y[d] = o[(size_t)d * 32] * part;
         }
     }
 }

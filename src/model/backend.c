@@ -221,6 +221,7 @@ int iwp_backend_new(struct iwp_backend **out, const struct iwp_backend_params *p
     if (p->n_gpu > 0 && b->n_device == 0)
         iwp_log(IWP_LOG_WARN, "-ngl %d: no GPU or RPC device here, all layers stay on the CPU",
                 p->n_gpu);
+    b->plain_weights = p->plain_weights;
     b->n_gpu = p->n_gpu < 0 ? 1 << 20 : p->n_gpu;
     IWP_TRY_GOTO(start_cpu(b, p, err));
     *out = b;

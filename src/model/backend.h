@@ -35,6 +35,7 @@ struct iwp_backend {
     int32_t n_extra; /* layouts of the CPU that make mul_mat faster, best first */
     ggml_backend_buffer_type_t extra[IWP_BACKEND_MAX_BUFT];
     int32_t n_thread, n_gpu;
+    bool plain_weights;   /* as asked for */
     struct iwp_exec exec; /* our own threads, for selections and preprocessing */
     void *priv;
 };

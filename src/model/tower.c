@@ -222,8 +222,9 @@ static void declare(struct loader *l, const char *name, int64_t in, int64_t out,
         else
             snprintf(full, sizeof full, "%s.%s", name, i ? "bias" : "weight");
         const int64_t ne[2] = {in && !i ? in : out, out};
-        /* Matrices keep their type; everything else is read element by element, as f32. */
-        const int kind = in && !i ? IWP_WEIGHT_MATMUL : IWP_WEIGHT_F32;
+        /* Matrices keep their type or are packed; everything else is read element by element, as f32. */
+        const int matrix = l->t->pack ? IWP_WEIGHT_PACKED : IWP_WEIGHT_MATMUL;
+        const int kind = in && !i ? matrix : IWP_WEIGHT_F32;
         l->rc = iwp_weights_get(l->t->w, full, in && !i ? 2 : 1, ne,
                                 kind | (use & IWP_WEIGHT_OPTIONAL) | (i ? IWP_WEIGHT_OPTIONAL : 0),
                                 l->cpu, to, l->err);
@@ -295,9 +296,11 @@ static int declare_all(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *e
                 "mm.0.weight: a width of %lld is not plausible", (long long)m0->ne[1]);
     declare(&l, "mm.0", m0->ne[0], m0->ne[1], 0, &t->mm0_w, &t->mm0_b);
     t->info.d_model = (int32_t)m0->ne[1];
+    t->n_projector = (double)m0->ne[0] * (double)m0->ne[1];
     if (m2) {
         declare(&l, "mm.2", m0->ne[1], m2->ne[1], 0, &t->mm2_w, &t->mm2_b);
         t->info.d_model = (int32_t)m2->ne[1];
+        t->n_projector += (double)m2->ne[0] * (double)m2->ne[1];
     }
     return l.rc;
 }
@@ -312,16 +315,52 @@ static int load_newline(struct iwp_tower *t, const struct iwp_gguf *g, struct gg
     return iwp_weights_get(t->w, name, 1, &d, IWP_WEIGHT_F32, iwp_backend_cpu(t->b), raw, err);
 }
 
+/* Do the numbers of an f16 tensor carry more than bf16's 8 bits?  Checkpoints in bf16, as the large models
+ * are published, keep theirs in an f16 file; a few hundred numbers tell. */
+static int is_finer(const struct iwp_gguf *g, const struct iwp_gguf_tensor *w, bool *out,
+                    iwp_err *err) {
+    enum { SAMPLE = 4096 };
+    uint16_t h[SAMPLE];
+    const size_t n = w->size < sizeof h ? (size_t)w->size : sizeof h;
+    int64_t finer = 0;
+    *out = false;
+    if (w->type != GGML_TYPE_F16) return 0; /* bf16, or quantised to 8 bits and fewer */
+    IWP_TRY(iwp_weights_read(g, w, h, n, err));
+    for (size_t i = 0; i < n / sizeof *h; i++) finer += (h[i] & 7) != 0;
+    *out = finer * 10 > (int64_t)(n / sizeof *h);
+    return 0;
+}
+
+/* Files with f32 matrices are run exactly, by ggml: comparisons with other implementations rest on that.
+ * All others are packed, split where the file's own numbers are finer than bf16; three products in place of
+ * one pay off with AMX only. */
+static int choose_kernel(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *err) {
+    const struct iwp_gguf_tensor *w = iwp_gguf_find_tensor(g, "v.blk.0.attn_out.weight");
+    const struct iwp_gemm *best = iwp_gemm_get();
+    bool split;
+    t->info.kernel = "ggml";
+    if (!best || t->b->plain_weights || !w || w->type == GGML_TYPE_F32) return 0;
+    IWP_TRY(is_finer(g, w, &split, err));
+    if (split && strcmp(best->name, "amx") != 0) return 0;
+    t->info.kernel = best->name;
+    t->info.split = split;
+    return iwp_pack_new(&t->pack, best, split, t->b->n_thread, err);
+}
+
 static int open_tower(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *err) {
     struct ggml_tensor *newline;
     IWP_TRY(read_keys(t, g, err));
     t->block = calloc((size_t)t->n_layer, sizeof *t->block);
     IWP_REQUIRE(t->block, err, IWP_ENOMEM, "out of memory");
     if (t->qwen) IWP_TRY(read_full_blocks(t, g, err));
+    IWP_TRY(choose_kernel(t, g, err));
     IWP_TRY(iwp_weights_new(&t->w, t->b, g, err));
+    iwp_weights_set_pack(t->w, t->pack);
     IWP_TRY(declare_all(t, g, err));
     IWP_TRY(load_newline(t, g, &newline, err));
     IWP_TRY(iwp_weights_load(t->w, "load vision tower", err));
+    iwp_log(IWP_LOG_DEBUG, "vision tower: %s%s%s", t->info.kernel, t->pack ? ", packed bf16" : "",
+            t->info.split ? " twice (the file's numbers are finer)" : "");
     if (newline) {
         t->newline = malloc((size_t)t->info.d_model * sizeof *t->newline);
         IWP_REQUIRE(t->newline, err, IWP_ENOMEM, "out of memory");
@@ -360,6 +399,7 @@ void iwp_tower_free(struct iwp_tower *t) {
     iwp_sched_free(t->sched);
     iwp_sched_free(t->project_sched);
     iwp_weights_free(t->w);
+    iwp_pack_free(t->pack);
     free(t->block);
     free(t->newline);
     free(t->projector);
@@ -462,6 +502,7 @@ int iwp_tower_encode(struct iwp_tower *t, const struct iwp_pre_plan *plan, const
 
 static int place_graph(struct iwp_tower *t, struct iwp_sched *s, struct ggml_cgraph *g,
                        iwp_err *err) {
+    if (t->pack) IWP_TRY(iwp_pack_check(t->pack, err));
     if (t->b->n_device > 1) /* custom ops and the weights are the CPU's: so is all of it */
         for (int i = 0; i < ggml_graph_n_nodes(g); i++)
             iwp_sched_pin(s, ggml_graph_node(g, i), iwp_backend_cpu(t->b));
@@ -514,7 +555,6 @@ double iwp_tower_flops(const struct iwp_tower *t, const struct iwp_pre_plan *pla
         sum += rows * (4 * d * d + (t->qwen ? 3 : 2) * d * t->n_ff);
         sum += 2 * d * (t->qwen && !t->block[i].full ? window : pairs);
     }
-    sum += rows / t->info.merge * (double)t->mm0_w->ne[0] * (double)t->mm0_w->ne[1];
-    if (t->mm2_w) sum += rows / t->info.merge * (double)t->mm2_w->ne[0] * (double)t->mm2_w->ne[1];
+    sum += rows / t->info.merge * t->n_projector;
     return 2 * sum;
 }

@@ -5,6 +5,7 @@
 
 struct ggml_tensor *iwp_vit_linear(struct ggml_context *ctx, struct ggml_tensor *x,
                                    struct ggml_tensor *w, struct ggml_tensor *b) {
+    if (iwp_packed_of(w)) return iwp_pack_linear(ctx, x, NULL, &w, &b, 1, NULL);
     struct ggml_tensor *y = ggml_mul_mat(ctx, w, x);
     return b ? ggml_add(ctx, y, b) : y;
 }
@@ -67,30 +68,49 @@ static struct ggml_tensor *attend_run(const struct iwp_tower *t, struct ggml_con
     return out;
 }
 
-void iwp_vit_qkv_build(const struct iwp_tower *t, struct ggml_context *ctx,
-                       const struct iwp_vit_block *b, struct ggml_tensor *x,
-                       struct ggml_tensor *rope_pos, struct ggml_tensor *qkv[3]) {
-    struct ggml_tensor *y = iwp_vit_norm(t, ctx, x, b->ln1_w, b->ln1_b);
-    struct ggml_tensor *joint = b->qkv_w ? iwp_vit_linear(ctx, y, b->qkv_w, b->qkv_b) : NULL;
+/* q, k, v of normed rows, not yet rotated. */
+static void build_qkv(const struct iwp_tower *t, struct ggml_context *ctx,
+                      const struct iwp_vit_block *b, struct ggml_tensor *x,
+                      struct ggml_tensor *qkv[3]) {
+    struct ggml_tensor *joint = NULL, *y = NULL;
+    if (t->pack) {
+        const struct iwp_pack_norm norm = {b->ln1_w, b->ln1_b, t->eps, t->rms};
+        struct ggml_tensor *const w[3] = {b->qkv_w ? b->qkv_w : b->q_w, b->k_w, b->v_w};
+        struct ggml_tensor *const bias[3] = {b->qkv_w ? b->qkv_b : b->q_b, b->k_b, b->v_b};
+        joint = iwp_pack_linear(ctx, x, &norm, w, bias, b->qkv_w ? 1 : 3, NULL);
+    } else {
+        y = iwp_vit_norm(t, ctx, x, b->ln1_w, b->ln1_b);
+        if (b->qkv_w) joint = iwp_vit_linear(ctx, y, b->qkv_w, b->qkv_b);
+    }
     qkv[0] = split(t, ctx, joint, 0, y, b->q_w, b->q_b);
     qkv[1] = split(t, ctx, joint, 1, y, b->k_w, b->k_b);
     qkv[2] = split(t, ctx, joint, 2, y, b->v_w, b->v_b);
-    if (!rope_pos) return;
-    for (int i = 0; i < 2; i++) {
-        /* Angles by row for the first half of the pairs, by column for the second. */
-        int sections[4] = {t->info.d_head / 4, t->info.d_head / 4, t->info.d_head / 4,
-                           t->info.d_head / 4};
-        if (joint) qkv[i] = ggml_cont(ctx, qkv[i]);
-        qkv[i] =
-            ggml_rope_multi(ctx, qkv[i], rope_pos, NULL, t->info.d_head / 2, sections,
-                            GGML_ROPE_TYPE_VISION, 32768, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
-    }
+}
+
+static struct ggml_tensor *rotate(const struct iwp_tower *t, struct ggml_context *ctx,
+                                  struct ggml_tensor *x, struct ggml_tensor *rope_pos) {
+    /* Angles by row for the first half of the pairs, by column for the second. */
+    int sections[4] = {t->info.d_head / 4, t->info.d_head / 4, t->info.d_head / 4,
+                       t->info.d_head / 4};
+    if (!ggml_is_contiguous(x)) x = ggml_cont(ctx, x);
+    return ggml_rope_multi(ctx, x, rope_pos, NULL, t->info.d_head / 2, sections,
+                           GGML_ROPE_TYPE_VISION, 32768, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
+}
+
+void iwp_vit_qkv_build(const struct iwp_tower *t, struct ggml_context *ctx,
+                       const struct iwp_vit_block *b, struct ggml_tensor *x,
+                       struct ggml_tensor *rope_pos, struct ggml_tensor *qkv[3]) {
+    build_qkv(t, ctx, b, x, qkv);
+    for (int i = 0; i < 2 && rope_pos; i++) qkv[i] = rotate(t, ctx, qkv[i], rope_pos);
 }
 
 struct ggml_tensor *iwp_vit_attend_build(const struct iwp_tower *t, struct ggml_context *ctx,
                                          struct ggml_tensor *const qkv[3],
                                          const struct iwp_vit_run *run, int32_t n_run) {
     struct ggml_tensor *a = NULL;
+    if (t->pack)
+        return iwp_pack_attend(t->pack, ctx, qkv, NULL, run, n_run,
+                               1.0f / sqrtf((float)t->info.d_head));
     for (int32_t i = 0; i < n_run; i++) {
         struct ggml_tensor *part = attend_run(t, ctx, qkv[0], qkv[1], qkv[2], &run[i]);
         a = a ? ggml_concat(ctx, a, part, 1) : part;
@@ -100,6 +120,12 @@ struct ggml_tensor *iwp_vit_attend_build(const struct iwp_tower *t, struct ggml_
 
 struct ggml_tensor *iwp_vit_mlp_build(const struct iwp_tower *t, struct ggml_context *ctx,
                                       const struct iwp_vit_block *b, struct ggml_tensor *x) {
+    if (t->pack) {
+        const struct iwp_pack_norm norm = {b->ln2_w, b->ln2_b, t->eps, t->rms};
+        struct ggml_tensor *const w[3] = {b->gate_w, b->up_w, b->down_w};
+        struct ggml_tensor *const bias[3] = {b->gate_b, b->up_b, b->down_b};
+        return iwp_pack_mlp(ctx, x, &norm, w, bias, t->act);
+    }
     struct ggml_tensor *y = iwp_vit_norm(t, ctx, x, b->ln2_w, b->ln2_b);
     struct ggml_tensor *up = iwp_vit_linear(ctx, y, b->up_w, b->up_b);
     if (b->gate_w) {
@@ -111,11 +137,29 @@ struct ggml_tensor *iwp_vit_mlp_build(const struct iwp_tower *t, struct ggml_con
     return ggml_add(ctx, x, iwp_vit_linear(ctx, up, b->down_w, b->down_b));
 }
 
+/* The packed form of a block: rows are rotated while attention packs them. */
+static struct ggml_tensor *build_packed(const struct iwp_tower *t, struct ggml_context *ctx,
+                                        const struct iwp_vit_block *b, struct ggml_tensor *x,
+                                        const struct iwp_vit_run *run, int32_t n_run,
+                                        struct ggml_tensor *rope_pos, struct ggml_tensor **q_out,
+                                        struct ggml_tensor **k_out) {
+    struct ggml_tensor *qkv[3], **out[2] = {q_out, k_out};
+    build_qkv(t, ctx, b, x, qkv);
+    for (int i = 0; i < 2; i++)
+        if (out[i]) *out[i] = rope_pos ? rotate(t, ctx, qkv[i], rope_pos) : ggml_cont(ctx, qkv[i]);
+    struct ggml_tensor *angles = rope_pos ? iwp_pack_angles(ctx, rope_pos, t->info.d_head) : NULL;
+    struct ggml_tensor *a =
+        iwp_pack_attend(t->pack, ctx, qkv, angles, run, n_run, 1.0f / sqrtf((float)t->info.d_head));
+    x = iwp_pack_linear(ctx, a, NULL, &b->o_w, &b->o_b, 1, x);
+    return iwp_vit_mlp_build(t, ctx, b, x);
+}
+
 struct ggml_tensor *iwp_vit_block_build(const struct iwp_tower *t, struct ggml_context *ctx,
                                         const struct iwp_vit_block *b, struct ggml_tensor *x,
                                         const struct iwp_vit_run *run, int32_t n_run,
                                         struct ggml_tensor *rope_pos, struct ggml_tensor **q_out,
                                         struct ggml_tensor **k_out) {
+    if (t->pack) return build_packed(t, ctx, b, x, run, n_run, rope_pos, q_out, k_out);
     struct ggml_tensor *qkv[3];
     iwp_vit_qkv_build(t, ctx, b, x, rope_pos, qkv);
     if (q_out) *q_out = ggml_cont(ctx, qkv[0]);

@@ -6,6 +6,7 @@
 
 #include "model/act.h"
 #include "model/backend.h"
+#include "model/pack.h"
 #include "model/tower.h"
 #include "model/weights.h"
 
@@ -28,20 +29,17 @@ struct iwp_tower {
     bool replan;
     char *projector; /* info.projector */
 
+    struct iwp_pack *pack; /* NULL: ggml's products, exact for f32 files */
     bool qwen, rms;
     enum iwp_act act, proj_act;
     float eps;
     int32_t n_layer, n_ff, n_patch; /* n_patch: of a tile, 0 for Qwen2.5-VL */
     struct ggml_tensor *patch_w, *patch_w1, *patch_b, *pos, *cls;
     struct ggml_tensor *pre_w, *pre_b, *post_w, *post_b;
+    double n_projector; /* its weights */
     struct ggml_tensor *mm0_w, *mm0_b, *mm2_w, *mm2_b;
     struct iwp_vit_block *block; /* [info.n_block] */
     float *newline;              /* [d_model] or NULL */
-};
-
-/* A stretch of rows cut into `count` windows of `len` rows each; rows attend inside their window. */
-struct iwp_vit_run {
-    int32_t first, len, count;
 };
 
 /* One block over x [Dv, rows]; rope_pos: [4 * rows] or NULL.  q and k, after any rotation, are given back when asked for. */

@@ -9,12 +9,14 @@
 
 #include "io/gguf.h"
 #include "model/backend.h"
+#include "model/pack.h"
 
 enum iwp_weight_use {
     IWP_WEIGHT_PLAIN = 0,    /* norms, biases, embeddings, anything read element by element */
     IWP_WEIGHT_MATMUL = 1,   /* only ever the left side of ggml_mul_mat: may be repacked */
     IWP_WEIGHT_OPTIONAL = 2, /* absent: *out is NULL and no error */
-    IWP_WEIGHT_F32 = 4, /* converted to f32 while loading (small f16/bf16 tensors); plain only */
+    IWP_WEIGHT_F32 = 4,    /* converted to f32 while loading (small f16/bf16 tensors); plain only */
+    IWP_WEIGHT_PACKED = 8, /* a matrix for iwp_pack_linear and its kin, see iwp_weights_set_pack */
 };
 
 struct iwp_weights;
@@ -22,6 +24,8 @@ int iwp_weights_new(struct iwp_weights **out, struct iwp_backend *b, const struc
                     iwp_err *err);
 void iwp_weights_free(struct iwp_weights *w); /* NULL is fine */
 
+/* Who computes with packed matrices; before the first of them is declared. */
+void iwp_weights_set_pack(struct iwp_weights *w, struct iwp_pack *pack);
 /* ne[i] < 0 accepts any length.  `use` is a sum of enum iwp_weight_use. */
 int iwp_weights_get(struct iwp_weights *w, const char *name, int n_dims, const int64_t *ne, int use,
                     int32_t device, struct ggml_tensor **out, iwp_err *err);
@@ -29,6 +33,9 @@ int iwp_weights_get(struct iwp_weights *w, const char *name, int n_dims, const i
 int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err);
 size_t iwp_weights_bytes(const struct iwp_weights *w);
 
+/* The first n bytes of a tensor in the file. */
+int iwp_weights_read(const struct iwp_gguf *g, const struct iwp_gguf_tensor *t, void *out, size_t n,
+                     iwp_err *err);
 /* Row `row` of a plain CPU tensor as floats, whatever its type: out [t->ne[0]]. */
 void iwp_weights_row(const struct ggml_tensor *t, int64_t row, float *out);
 

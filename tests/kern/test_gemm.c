@@ -3,7 +3,7 @@
  *
  * Bounds.  tile: the operands are bf16 already, so only f32 sums differ: 1e-5 of the sum of |products|.
  * Everything else rounds factors to bf16 (at most 2^-9 each): the error of a result is below 2^-7 of the
- * sum of |products|, and over a whole array relative L2 below 0.5 %.
+ * sum of |products|, and over a whole array relative L2 below 0.5 %; split ones 2^-15 and 0.005 %.
  * `--bench` prints GFLOP/s of each path instead. */
 #include "test.h"
 
@@ -84,11 +84,13 @@ static void check_tile(const struct iwp_gemm *g) {
 
 /* ---- linear and MLP --------------------------------------------------------------------------- */
 
+static bool split; /* how the next checks pack */
+
 static uint16_t *pack(const struct iwp_gemm *g, const float *w, int32_t m, int32_t k) {
-    uint16_t *p = room(iwp_gemm_size((size_t)m, (size_t)k) * 2);
+    uint16_t *p = room(iwp_gemm_weight_size(m, k, split) * 2);
     for (int32_t i = 0; i < m; i += 32)
-        g->pack_cols(p + (size_t)i * iwp_gemm_up((size_t)k), w + (size_t)i * (size_t)k, k,
-                     m - i < 32 ? m - i : 32, k);
+        g->pack_cols(p + iwp_gemm_weight_size(i, k, split), w + (size_t)i * (size_t)k, k,
+                     m - i < 32 ? m - i : 32, k, split);
     return p;
 }
 
@@ -146,8 +148,8 @@ static void check_linear(const struct iwp_gemm *g, int32_t n, int32_t k, int32_t
                                  .y = y};
     if (normed)
         op.norm = (struct iwp_gemm_norm){nw, kind % 3 == 1 ? nb : NULL, 1e-6f, kind % 3 == 2};
-    op.mat[0] = (struct iwp_gemm_mat){p, bias, k, m};
-    op.mat[1] = (struct iwp_gemm_mat){p, NULL, k, m};
+    op.mat[0] = (struct iwp_gemm_mat){p, bias, k, m, split};
+    op.mat[1] = (struct iwp_gemm_mat){p, NULL, k, m, split};
     void *scratch = room(iwp_gemm_linear_scratch(&op, n));
     const int32_t cut = n > 40 ? 32 : n; /* a range of rows at a time */
     g->linear(&op, 0, cut, scratch);
@@ -162,7 +164,8 @@ static void check_linear(const struct iwp_gemm *g, int32_t n, int32_t k, int32_t
         for (int64_t j = 0; j < out; j++) {
             const size_t at = (size_t)r * (size_t)out + (size_t)j;
             double s = act(want[j], op.act) + (op.res ? (double)res[at] : 0);
-            bad += !(fabs(y[at] - s) <= 1.2 * 0x1p-7 * fmax(size, other) + 1e-5);
+            bad +=
+                !(fabs(y[at] - s) <= 1.2 * (split ? 0x1p-15 : 0x1p-7) * fmax(size, other) + 1e-5);
         }
     }
     CHECK_MSG(bad == 0, "%s linear %d x %d x %d kind %d: %d off", g->name, n, k, m, kind, bad);
@@ -180,11 +183,11 @@ static void check_mlp(const struct iwp_gemm *g, int32_t n, int32_t d, int32_t f,
     struct iwp_gemm_mlp op = {.x = x,
                               .stride = d,
                               .norm = {nw, NULL, 1e-6f, gated != 0},
-                              .up = {pu, bias, d, f},
-                              .down = {pd, NULL, f, d},
+                              .up = {pu, bias, d, f, split},
+                              .down = {pd, NULL, f, d, split},
                               .act = gated ? IWP_GEMM_SILU : IWP_GEMM_GELU_TANH,
                               .y = y};
-    if (gated) op.gate = (struct iwp_gemm_mat){pg, bias, d, f};
+    if (gated) op.gate = (struct iwp_gemm_mat){pg, bias, d, f, split};
     void *scratch = room(iwp_gemm_mlp_scratch(&op, n));
     g->mlp(&op, 0, n, scratch);
     double *xr = room((size_t)d * 8), *u = room((size_t)f * 8), *v = room((size_t)f * 8);
@@ -199,7 +202,8 @@ static void check_mlp(const struct iwp_gemm *g, int32_t n, int32_t d, int32_t f,
         for (int32_t j = 0; j < d; j++) to[j] += (double)x[(size_t)r * (size_t)d + (size_t)j];
     }
     const double e = relative(y, want, (size_t)n * (size_t)d);
-    CHECK_MSG(e < 5e-3, "%s mlp %d x %d x %d gate %d: relative L2 %g", g->name, n, d, f, gated, e);
+    CHECK_MSG(e < (split ? 5e-5 : 5e-3), "%s mlp %d x %d x %d gate %d: relative L2 %g", g->name, n,
+              d, f, gated, e);
     free(x), free(nw), free(up), free(gate), free(down), free(bias), free(pu), free(pg), free(pd);
     free(y), free(scratch), free(xr), free(u), free(v), free(want);
 }
@@ -214,8 +218,8 @@ static void turn(double *y, const float *x, const float *rope, int32_t d) {
     }
 }
 
-static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32_t d, int rope,
-                         float size) {
+static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32_t d, int32_t dv,
+                         int rope, float size) {
     const int64_t stride = 3 * d + 4;
     const int32_t rows = nq > nk ? nq : nk;
     float *x = normals((size_t)rows * (size_t)stride, size), *angles = room((size_t)(rows * d) * 4);
@@ -225,23 +229,27 @@ static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32
             angles[i * d + j] = (float)cos(a);
             angles[i * d + d / 2 + j] = (float)sin(a);
         }
-    float *y = room((size_t)nq * (size_t)d * 4);
+    float *y = room((size_t)nq * (size_t)dv * 4);
     const struct iwp_gemm_attend op = {.q = x,
                                        .k = x + d,
                                        .v = x + 2 * d,
-                                       .stride = stride,
-                                       .out_stride = d,
+                                       .q_stride = stride,
+                                       .k_stride = stride,
+                                       .v_stride = stride,
+                                       .out_stride = dv,
                                        .rope_q = rope ? angles : NULL,
                                        .rope_k = rope ? angles : NULL,
                                        .rope_stride = d,
                                        .n_q = nq,
                                        .n_k = nk,
                                        .d = d,
+                                       .d_v = dv,
+                                       .split = split,
                                        .scale = 1 / sqrtf((float)d),
                                        .out = y};
-    void *scratch = room(iwp_gemm_attend_scratch(nk, d));
+    void *scratch = room(iwp_gemm_attend_scratch(nk, d, dv, split));
     g->attend(&op, scratch);
-    double *want = room((size_t)nq * (size_t)d * 8), *s = room((size_t)nk * 8),
+    double *want = room((size_t)nq * (size_t)dv * 8), *s = room((size_t)nk * 8),
            *q = room((size_t)d * 8), *k = room((size_t)d * 8);
     for (int32_t i = 0; i < nq; i++) {
         double top = -1e300, sum = 0;
@@ -252,16 +260,16 @@ static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32
             for (int32_t t = 0; t < d; t++) s[j] += q[t] * k[t] * (double)op.scale;
             top = fmax(top, s[j]);
         }
-        double *to = want + (size_t)i * (size_t)d;
-        memset(to, 0, (size_t)d * 8);
+        double *to = want + (size_t)i * (size_t)dv;
+        memset(to, 0, (size_t)dv * 8);
         for (int32_t j = 0; j < nk; j++) sum += s[j] = exp(s[j] - top);
         for (int32_t j = 0; j < nk; j++)
-            for (int32_t t = 0; t < d; t++) to[t] += s[j] / sum * (double)op.v[j * stride + t];
+            for (int32_t t = 0; t < dv; t++) to[t] += s[j] / sum * (double)op.v[j * stride + t];
     }
-    const double e = relative(y, want, (size_t)nq * (size_t)d);
+    const double e = relative(y, want, (size_t)nq * (size_t)dv);
     /* Large scores carry their rounding into the exponent, and a mean over many keys of one query is small
      * beside its terms: wider bounds there. */
-    const double bound = size > 1 || nq == 1 ? 2e-2 : 5e-3;
+    const double bound = (size > 1 || nq == 1 ? 2e-2 : 5e-3) / (split ? 100 : 1);
     CHECK_MSG(e < bound, "%s attend %d on %d, d %d, rope %d: relative L2 %g", g->name, nq, nk, d,
               rope, e);
     free(x), free(angles), free(y), free(scratch), free(want), free(s), free(q), free(k);
@@ -283,11 +291,12 @@ static void check_path(const struct iwp_gemm *g) {
     }
     static const int32_t keys[] = {1, 2, 31, 64, 255, 256, 257, 600};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        check_attend(g, 1, keys[i], 8, 0, 1);
-        check_attend(g, 33, keys[i], 80, 1, 1);
-        check_attend(g, keys[i] > 300 ? 290 : keys[i], keys[i], 72, 0, 1);
+        check_attend(g, 1, keys[i], 8, 8, 0, 1);
+        check_attend(g, 33, keys[i], 80, 80, 1, 1);
+        check_attend(g, keys[i] > 300 ? 290 : keys[i], keys[i], 72, 72, 0, 1);
+        check_attend(g, 33, keys[i], 66, 64, 0, 1);
     }
-    check_attend(g, 64, 64, 64, 1, 2);
+    check_attend(g, 64, 64, 64, 64, 1, 2);
 }
 
 /* ---- timings ------------------------------------------------------------------------------------ */
@@ -307,9 +316,9 @@ static void bench(const struct iwp_gemm *g) {
         struct iwp_gemm_mlp op = {.x = x,
                                   .stride = D,
                                   .norm = {w, NULL, 1e-6f, true},
-                                  .gate = {p, NULL, D, F},
-                                  .up = {p, NULL, D, F},
-                                  .down = {pd, NULL, F, D},
+                                  .gate = {p, NULL, D, F, false},
+                                  .up = {p, NULL, D, F, false},
+                                  .down = {pd, NULL, F, D, false},
                                   .act = IWP_GEMM_SILU,
                                   .y = y};
         struct iwp_gemm_linear lin = {.x = x,
@@ -319,7 +328,7 @@ static void bench(const struct iwp_gemm *g) {
                                       .n_mat = 3,
                                       .act = IWP_GEMM_NONE,
                                       .y = y};
-        for (int i = 0; i < 3; i++) lin.mat[i] = (struct iwp_gemm_mat){p, NULL, D, D};
+        for (int i = 0; i < 3; i++) lin.mat[i] = (struct iwp_gemm_mat){p, NULL, D, D, false};
         void *s = room(iwp_gemm_mlp_scratch(&op, chunk));
         double best[2] = {1e9, 1e9};
         for (int r = 0; r < 3; r++) {
@@ -344,7 +353,9 @@ static void bench(const struct iwp_gemm *g) {
         struct iwp_gemm_attend op = {.q = z,
                                      .k = z + d,
                                      .v = z + 2 * d,
-                                     .stride = 3 * d,
+                                     .q_stride = 3 * d,
+                                     .k_stride = 3 * d,
+                                     .v_stride = 3 * d,
                                      .out_stride = d,
                                      .rope_q = rope,
                                      .rope_k = rope,
@@ -352,9 +363,10 @@ static void bench(const struct iwp_gemm *g) {
                                      .n_q = nq,
                                      .n_k = nk,
                                      .d = d,
+                                     .d_v = d,
                                      .scale = 0.1f,
                                      .out = y};
-        void *s = room(iwp_gemm_attend_scratch(nk, d));
+        void *s = room(iwp_gemm_attend_scratch(nk, d, d, false));
         const int rounds = 1 + (1 << 20) / (nq * nk / 8 + 1);
         double t0 = now();
         for (int r = 0; r < rounds; r++) g->attend(&op, s);
@@ -373,7 +385,10 @@ int main(int argc, char **argv) {
         if (argc > 2 && strcmp(argv[2], paths[i]) != 0) continue;
         fprintf(stderr, "%s: %s\n", paths[i], g ? "here" : "this CPU lacks it");
         if (g && timing) bench(g);
-        if (g && !timing) check_path(g);
+        for (int twice = 0; g && !timing && twice < 2; twice++) {
+            split = twice;
+            check_path(g);
+        }
     }
     return timing ? 0 : test_done();
 }

@@ -286,7 +286,8 @@ static void fill(uint32_t type, uint8_t *p, size_t bytes, float scale, int norm)
         return;
     }
     if (type == IWP_TYPE_F16 ||
-        type == IWP_TYPE_BF16) { /* sign, mantissa and two bits of exponent are random */
+        type == IWP_TYPE_BF16) { /* sign, mantissa and two bits of exponent are random; f16 files of
+                                    the models meant here come from bf16 and have its 7 bits */
         uint16_t top = type == IWP_TYPE_F16 ? iwp_f32_to_f16(scale) : iwp_f32_to_bf16(scale);
         const int man = type == IWP_TYPE_F16 ? 10 : 7;
         const uint16_t e = (uint16_t)((top >> man) - 1);
@@ -295,7 +296,7 @@ static void fill(uint32_t type, uint8_t *p, size_t bytes, float scale, int norm)
             for (int k = 0; k < 4; k++) {
                 uint16_t b = (uint16_t)(r >> 16 * k);
                 uint16_t h = (uint16_t)((b & 0x8000) | (uint16_t)((e - ((b >> man) & 3)) << man) |
-                                        (b & ((1 << man) - 1)));
+                                        (b & ((1 << man) - 1) & ~((1 << (man - 7)) - 1)));
                 memcpy(p + 8 * i + 2 * (size_t)k, &h, 2);
             }
         }
