@@ -7,6 +7,38 @@
 #include "kern/kern.h"
 
 const char *const iwp_encoder_merges[] = {"1", "4", NULL};
+const char *const iwp_encoder_features[] = {"auto", "vit", "embeds", NULL};
+
+enum iwp_tensor iwp_encoder_compares(const struct iwp_encoder_options *o) {
+    int vit = o->features == IWP_FEATURES_VIT || (o->features == IWP_FEATURES_AUTO && !o->merge);
+    return vit ? IWP_TENSOR_VIT_FEATURES : IWP_TENSOR_EMBEDS;
+}
+
+int iwp_encoder_needs(const struct iwp_params *p, int32_t stage, struct iwp_need *out, int cap) {
+    (void)stage;
+    enum iwp_tensor t = iwp_encoder_compares(IWP_OPTIONS(iwp_encoder_options, p));
+    int n = iwp_need_add(out, 0, cap, IWP_TENSOR_VIT_Q, IWP_ROWS_ALL, 0);
+    n = iwp_need_add(out, n, cap, IWP_TENSOR_VIT_K, IWP_ROWS_ALL, 0);
+    return iwp_need_add(out, n, cap, t, t == IWP_TENSOR_EMBEDS ? IWP_ROWS_VISUAL : IWP_ROWS_ALL, 0);
+}
+
+int iwp_encoder_check_options(const struct iwp_view *v, iwp_err *err) {
+    const struct iwp_encoder_options *o = IWP_OPTIONS(iwp_encoder_options, v->params);
+    enum iwp_tensor t = iwp_encoder_compares(o);
+    struct iwp_source s = {.array = &v->in->arr[t]};
+    IWP_TRY(iwp_source_check(&s, t, err));
+    return iwp_encoder_check(v, o->cls, iwp_encoder_merge(o->merge), t == IWP_TENSOR_VIT_FEATURES,
+                             err);
+}
+
+struct iwp_source iwp_encoder_source(const struct iwp_encoder *e,
+                                     const struct iwp_encoder_options *o, int32_t *row) {
+    enum iwp_tensor t = iwp_encoder_compares(o);
+    int vit = t == IWP_TENSOR_VIT_FEATURES;
+    return (struct iwp_source){.array = &e->v->in->arr[t],
+                               .row = vit ? row : e->v->pool,
+                               .group = vit ? iwp_encoder_merge(o->merge) : 1};
+}
 
 enum { HEAD_WIDE = 1024, STEP = 512 };
 

@@ -7,11 +7,42 @@
 #ifndef IWP_PRUNE_ENCODER_ROWS_H
 #define IWP_PRUNE_ENCODER_ROWS_H
 
+#include <stddef.h>
+
+#include "prune/cosine.h"
 #include "prune/method.h"
 
 /* Option merge=1|4: its choices, and the number a choice stands for. */
 extern const char *const iwp_encoder_merges[];
 static inline int32_t iwp_encoder_merge(int32_t choice) { return choice ? 4 : 1; }
+
+/* Options of methods that score by attention and compare features: first in their option struct. */
+struct iwp_encoder_options {
+    int32_t cls, merge, features;
+};
+enum { IWP_FEATURES_AUTO, IWP_FEATURES_VIT, IWP_FEATURES_EMBEDS };
+extern const char *const iwp_encoder_features[];
+#define IWP_ENCODER_OPTIONS(score)                                                                 \
+    {.name = "cls",                                                                                \
+     .type = IWP_OPTION_BOOL,                                                                      \
+     .offset = offsetof(struct iwp_encoder_options, cls),                                          \
+     .max = 1,                                                                                     \
+     .text = "encoder row 0 is a class token and its attention is the " score},                    \
+        {.name = "merge",                                                                          \
+         .type = IWP_OPTION_ENUM,                                                                  \
+         .offset = offsetof(struct iwp_encoder_options, merge),                                    \
+         .choices = iwp_encoder_merges,                                                            \
+         .text = "consecutive encoder rows that form one token (4: Qwen's merger)"},               \
+        {.name = "features",                                                                       \
+         .type = IWP_OPTION_ENUM,                                                                  \
+         .offset = offsetof(struct iwp_encoder_options, features),                                 \
+         .choices = iwp_encoder_features,                                                          \
+         .def_text = "vit (merge=4: embeds)",                                                      \
+         .text = "rows that are compared; auto: vit_features, embeds when rows are merged"}
+/* The tensor that is compared, what such a method needs, and the check of both. */
+enum iwp_tensor iwp_encoder_compares(const struct iwp_encoder_options *o);
+int iwp_encoder_needs(const struct iwp_params *p, int32_t stage, struct iwp_need *out, int cap);
+int iwp_encoder_check_options(const struct iwp_view *v, iwp_err *err);
 
 struct iwp_encoder {
     const struct iwp_view *v;
@@ -41,6 +72,9 @@ void iwp_encoder_layout(struct iwp_encoder *e, const struct iwp_view *v, int32_t
 int iwp_encoder_map(struct iwp_encoder *e, iwp_err *err);
 /* Fills `score`: O(heads * P^2 * d) without CLS, no P x P array. */
 void iwp_encoder_attention(struct iwp_encoder *e);
+/* Rows that are compared, as `row` [n_pool] says where they begin. */
+struct iwp_source iwp_encoder_source(const struct iwp_encoder *e,
+                                     const struct iwp_encoder_options *o, int32_t *row);
 /* First row of each pool token in an array that may lack the class row (vit_features). */
 void iwp_encoder_skip_cls(const struct iwp_encoder *e, const struct iwp_array *a, int32_t *row);
 

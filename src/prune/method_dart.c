@@ -175,10 +175,12 @@ static void select_unit(struct job *j, struct iwp_view *v, int32_t u, int32_t n_
     j->n = n;
     iwp_parallel(v->exec, cosines, j, (n + CHUNK - 1) / CHUNK);
 
+    /* The authors truncate keep·N by the number of pivots; a count is taken as it is. */
+    const struct iwp_budget *b = &v->params->budget;
+    int32_t share = b->n_keep ? m / j->n_pivot : (int32_t)(b->keep * n / j->n_pivot);
     for (int32_t p = 0; p < j->n_pivot; p++) {
         int32_t left = m - n_image, free = 0;
-        int32_t quota =
-            v->as_published ? m / j->n_pivot : left / j->n_pivot + (p < left % j->n_pivot);
+        int32_t quota = v->as_published ? share : left / j->n_pivot + (p < left % j->n_pivot);
         for (int32_t i = first; i < first + n; i++)
             if (!v->chosen[i]) s->idx[free++] = i;
         if (quota > free) quota = free;

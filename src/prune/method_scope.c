@@ -13,35 +13,20 @@
 #include "prune/encoder_rows.h"
 #include "prune/methods.h"
 
-enum { BY_MERGE = 0, VIT = 1, EMBEDS = 2, SPAN = 256 };
+enum { SPAN = 256 };
 static const double unit_step = 1.0 / 1073741824.0; /* 2^-30 */
 
 struct scope_options {
+    struct iwp_encoder_options enc;
     double alpha;
-    int32_t cls, merge, features, mode;
+    int32_t mode;
 };
 
-static const char *const features[] = {"auto", "vit", "embeds", NULL};
 static const char *const modes[] = {"multi", "add", NULL};
 
 #define AT(f) offsetof(struct scope_options, f)
 static const struct iwp_option options[] = {
-    {.name = "cls",
-     .type = IWP_OPTION_BOOL,
-     .offset = AT(cls),
-     .max = 1,
-     .text = "encoder row 0 is a class token and its attention is the saliency"},
-    {.name = "merge",
-     .type = IWP_OPTION_ENUM,
-     .offset = AT(merge),
-     .choices = iwp_encoder_merges,
-     .text = "consecutive encoder rows that form one token (4: Qwen's merger)"},
-    {.name = "features",
-     .type = IWP_OPTION_ENUM,
-     .offset = AT(features),
-     .choices = features,
-     .def_text = "vit (merge=4: embeds)",
-     .text = "rows that are compared; auto: vit_features, embeds when rows are merged"},
+    IWP_ENCODER_OPTIONS("saliency"),
     {.name = "alpha",
      .type = IWP_OPTION_REAL,
      .offset = AT(alpha),
@@ -56,27 +41,6 @@ static const struct iwp_option options[] = {
      .text = "coverage times saliency, or plus"},
     {.name = NULL},
 };
-
-static int by_vit(const struct scope_options *o) {
-    return o->features == VIT || (o->features == BY_MERGE && !o->merge);
-}
-
-static int needs(const struct iwp_params *p, int32_t stage, struct iwp_need *out, int cap) {
-    (void)stage;
-    int n = iwp_need_add(out, 0, cap, IWP_TENSOR_VIT_Q, IWP_ROWS_ALL, 0);
-    n = iwp_need_add(out, n, cap, IWP_TENSOR_VIT_K, IWP_ROWS_ALL, 0);
-    return by_vit(IWP_OPTIONS(scope_options, p))
-               ? iwp_need_add(out, n, cap, IWP_TENSOR_VIT_FEATURES, IWP_ROWS_ALL, 0)
-               : iwp_need_add(out, n, cap, IWP_TENSOR_EMBEDS, IWP_ROWS_VISUAL, 0);
-}
-
-static int check(const struct iwp_view *v, iwp_err *err) {
-    const struct scope_options *o = IWP_OPTIONS(scope_options, v->params);
-    enum iwp_tensor t = by_vit(o) ? IWP_TENSOR_VIT_FEATURES : IWP_TENSOR_EMBEDS;
-    struct iwp_source s = {.array = &v->in->arr[t]};
-    IWP_TRY(iwp_source_check(&s, t, err));
-    return iwp_encoder_check(v, o->cls, iwp_encoder_merge(o->merge), by_vit(o), err);
-}
 
 struct cover_job {
     const float *gram;
@@ -123,12 +87,10 @@ static int select_scope(struct iwp_view *v, struct iwp_arena *a, void *state, iw
     const struct scope_options *o = IWP_OPTIONS(scope_options, v->params);
     struct iwp_encoder enc;
     struct iwp_units x;
-    int vit = by_vit(o);
     int32_t n_max = v->n_pool;
-    struct iwp_source s = {.array = &v->in->arr[vit ? IWP_TENSOR_VIT_FEATURES : IWP_TENSOR_EMBEDS],
-                           .group = vit ? iwp_encoder_merge(o->merge) : 1};
-    iwp_encoder_layout(&enc, v, o->cls, iwp_encoder_merge(o->merge), 1, a);
+    iwp_encoder_layout(&enc, v, o->enc.cls, iwp_encoder_merge(o->enc.merge), 1, a);
     int32_t *feature_row = IWP_TAKE(a, int32_t, n_max);
+    struct iwp_source s = iwp_encoder_source(&enc, &o->enc, feature_row);
     iwp_units_layout(&x, n_max, iwp_source_width(&s), a);
     float *gram = iwp_gram_take(a, n_max);
     double *weight = IWP_TAKE(a, double, n_max);
@@ -140,9 +102,8 @@ static int select_scope(struct iwp_view *v, struct iwp_arena *a, void *state, iw
     IWP_TRY(iwp_encoder_map(&enc, err));
     iwp_encoder_attention(&enc);
     iwp_encoder_skip_cls(&enc, s.array, feature_row);
-    s.row = vit ? feature_row : v->pool;
     for (int32_t i = 0; i < v->n_pool; i++) {
-        double w = enc.score[i] * (o->cls ? enc.k->n_head : 1); /* CLS: the sum over heads */
+        double w = enc.score[i] * (o->enc.cls ? enc.k->n_head : 1); /* CLS: the sum over heads */
         weight[i] = o->alpha == 1 ? w : o->alpha > 0 ? iwp_math_exp(o->alpha * iwp_math_log(w)) : 1;
     }
     int32_t *fixed = (int32_t *)(void *)gram;
@@ -191,7 +152,7 @@ const struct iwp_method iwp_method_scope = {
              .positions = "compact on LLaVA, original on M-RoPE models",
              .rounding = "round-half-even(keep N), at least 1",
              .layer = -1},
-    .needs = needs,
-    .check = check,
+    .needs = iwp_encoder_needs,
+    .check = iwp_encoder_check_options,
     .select = select_scope,
 };

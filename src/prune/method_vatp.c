@@ -5,6 +5,7 @@
 #include "prune/attention.h"
 #include "prune/methods.h"
 #include "prune/rank.h"
+#include "prune/vatp.h"
 
 enum { QUERY_LAST, QUERY_TEXT };
 
@@ -92,6 +93,27 @@ static int select_vatp(struct iwp_view *v, struct iwp_arena *m, void *state, iwp
     iwp_parallel(v->exec, weigh, &j, (v->n_pool + CHUNK - 1) / CHUNK);
     iwp_rank_keep_best(v, j.score, idx);
     return 0;
+}
+
+int32_t iwp_vatp_visible(const double *column, const double *norm, int32_t n, int32_t sink,
+                         int32_t heavy, int32_t recent, uint8_t *visible) {
+    if (n <= heavy + recent) {
+        for (int32_t i = 0; i < n; i++) visible[i] = 1;
+        return n;
+    }
+    for (int32_t i = 0; i < n; i++) visible[i] = i >= n - recent;
+    for (int32_t k = 0; k < heavy; k++) {
+        int32_t best = -1;
+        for (int32_t i = 0; i < n - recent; i++) {
+            if (visible[i]) continue;
+            /* sinks stand above every score */
+            if (best < 0 ||
+                (best >= sink && (i < sink || column[i] * norm[i] > column[best] * norm[best])))
+                best = i;
+        }
+        visible[best] = 1;
+    }
+    return heavy + recent;
 }
 
 const struct iwp_method iwp_method_vatp = {

@@ -12,33 +12,17 @@
 #include "prune/encoder_rows.h"
 #include "prune/methods.h"
 
-enum { BY_MERGE = 0, VIT = 1, NEAR = 16 };
+enum { NEAR = 16 };
 
 struct vispruner_options {
+    struct iwp_encoder_options enc;
     double rho;
-    int32_t cls, merge, features, step;
+    int32_t step;
 };
-
-static const char *const features[] = {"auto", "vit", "embeds", NULL};
 
 #define AT(f) offsetof(struct vispruner_options, f)
 static const struct iwp_option options[] = {
-    {.name = "cls",
-     .type = IWP_OPTION_BOOL,
-     .offset = AT(cls),
-     .max = 1,
-     .text = "encoder row 0 is a class token and its attention is the importance"},
-    {.name = "merge",
-     .type = IWP_OPTION_ENUM,
-     .offset = AT(merge),
-     .choices = iwp_encoder_merges,
-     .text = "consecutive encoder rows that form one token (4: Qwen's merger)"},
-    {.name = "features",
-     .type = IWP_OPTION_ENUM,
-     .offset = AT(features),
-     .choices = features,
-     .def_text = "vit (merge=4: embeds)",
-     .text = "rows that are compared; auto: vit_features, embeds when rows are merged"},
+    IWP_ENCODER_OPTIONS("importance"),
     {.name = "rho",
      .type = IWP_OPTION_REAL,
      .offset = AT(rho),
@@ -55,27 +39,6 @@ static const struct iwp_option options[] = {
      .text = "tokens removed per round"},
     {.name = NULL},
 };
-
-static int by_vit(const struct vispruner_options *o) {
-    return o->features == VIT || (o->features == BY_MERGE && !o->merge);
-}
-
-static int needs(const struct iwp_params *p, int32_t stage, struct iwp_need *out, int cap) {
-    (void)stage;
-    int n = iwp_need_add(out, 0, cap, IWP_TENSOR_VIT_Q, IWP_ROWS_ALL, 0);
-    n = iwp_need_add(out, n, cap, IWP_TENSOR_VIT_K, IWP_ROWS_ALL, 0);
-    return by_vit(IWP_OPTIONS(vispruner_options, p))
-               ? iwp_need_add(out, n, cap, IWP_TENSOR_VIT_FEATURES, IWP_ROWS_ALL, 0)
-               : iwp_need_add(out, n, cap, IWP_TENSOR_EMBEDS, IWP_ROWS_VISUAL, 0);
-}
-
-static int check(const struct iwp_view *v, iwp_err *err) {
-    const struct vispruner_options *o = IWP_OPTIONS(vispruner_options, v->params);
-    enum iwp_tensor t = by_vit(o) ? IWP_TENSOR_VIT_FEATURES : IWP_TENSOR_EMBEDS;
-    struct iwp_source s = {.array = &v->in->arr[t]};
-    IWP_TRY(iwp_source_check(&s, t, err));
-    return iwp_encoder_check(v, o->cls, iwp_encoder_merge(o->merge), by_vit(o), err);
-}
 
 struct thin_job {
     const float *gram;
@@ -126,15 +89,13 @@ static int select_vispruner(struct iwp_view *v, struct iwp_arena *a, void *state
     const struct vispruner_options *o = IWP_OPTIONS(vispruner_options, v->params);
     struct iwp_encoder enc;
     struct iwp_units x;
-    int vit = by_vit(o);
     int32_t n_max = v->n_pool;
-    struct iwp_source s = {.array = &v->in->arr[vit ? IWP_TENSOR_VIT_FEATURES : IWP_TENSOR_EMBEDS],
-                           .group = vit ? iwp_encoder_merge(o->merge) : 1};
     struct thin_job j = {0};
-    iwp_encoder_layout(&enc, v, o->cls, iwp_encoder_merge(o->merge), 1, a);
+    iwp_encoder_layout(&enc, v, o->enc.cls, iwp_encoder_merge(o->enc.merge), 1, a);
     int32_t *feature_row = IWP_TAKE(a, int32_t, n_max), *order = IWP_TAKE(a, int32_t, n_max),
             *list = IWP_TAKE(a, int32_t, n_max), *next = IWP_TAKE(a, int32_t, n_max),
             *pick = IWP_TAKE(a, int32_t, n_max);
+    struct iwp_source s = iwp_encoder_source(&enc, &o->enc, feature_row);
     double *partner = IWP_TAKE(a, double, n_max);
     iwp_units_layout(&x, n_max, iwp_source_width(&s), a);
     float *gram = iwp_gram_take(a, n_max);
@@ -148,7 +109,6 @@ static int select_vispruner(struct iwp_view *v, struct iwp_arena *a, void *state
     IWP_TRY(iwp_encoder_map(&enc, err));
     iwp_encoder_attention(&enc);
     iwp_encoder_skip_cls(&enc, s.array, feature_row);
-    s.row = vit ? feature_row : v->pool;
     for (int32_t i = 0; i < v->n_pool; i++) v->scores[i] = (float)enc.score[i];
     v->has_scores = 1;
 
@@ -204,7 +164,7 @@ const struct iwp_method iwp_method_vispruner = {
              .positions = "compact on LLaVA, original on M-RoPE models",
              .rounding = "round-half-even(keep N), at least 1",
              .layer = -1},
-    .needs = needs,
-    .check = check,
+    .needs = iwp_encoder_needs,
+    .check = iwp_encoder_check_options,
     .select = select_vispruner,
 };

@@ -23,6 +23,10 @@ if(IWP_ENGINE)
   add_test(NAME engine/video COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/test_video.py $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)
   set_tests_properties(engine/video PROPERTIES SKIP_RETURN_CODE 77)
+  if(NOT IWP_SANITIZE AND NOT IWP_TSAN AND NOT IWP_COVERAGE)
+    add_test(NAME engine/methods-grid COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/methods_grid.py $<TARGET_FILE:iwp>)
+    set_tests_properties(engine/methods-grid PROPERTIES SKIP_RETURN_CODE 77)
+  endif()
   add_test(NAME engine/bad-input COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/bad_input.sh $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)
 endif()

@@ -268,6 +268,38 @@ TEST(visionzip_cls_example) {
     }
 }
 
+/* The authors' counts, both parts truncated (methods-encoder 1.5): rule a, rule b. */
+TEST(visionzip_counts) {
+    static const int size[] = {576, 729, 1000},
+                     want[3][2][3] = {{{202, 126, 62}, {202, 127, 63}},
+                                      {{257, 161, 80}, {256, 161, 80}},
+                                      {{352, 221, 110}, {353, 222, 111}}};
+    static const double keep[] = {.353, .222, .111};
+    static uint8_t code[1000];
+    static float x[1000];
+    static int32_t kept[1000];
+    memset(code, IWP_CODE_VISUAL, sizeof code);
+    for (int i = 0; i < 1000; i++) x[i] = (float)(i * 37 % 101) / 50;
+    for (int s = 0; s < 3; s++)
+        for (int c = 0; c < 6; c++) {
+            struct iwp_input in = {.n = size[s], .code = code};
+            struct iwp_params p;
+            struct iwp_selection sel = {.keep = kept};
+            iwp_err err;
+            in.arr[IWP_TENSOR_VIT_Q] = in.arr[IWP_TENSOR_VIT_K] = iwp_array_f32(x, size[s], 1, 1);
+            iwp_params_default(&p, iwp_method_find("visionzip"));
+            CHECK_INT(iwp_params_set(&p, "split", c / 3 ? "b" : "a", &err), 0);
+            p.budget.keep = keep[c % 3];
+            p.budget.rule = IWP_RULE_AS_PUBLISHED;
+            int64_t bytes = iwp_select_workspace(&p, &in, NULL, &err);
+            CHECK_MSG(bytes >= 0, "%s", err.msg);
+            void *ws = malloc((size_t)bytes);
+            CHECK_INT(iwp_select(&p, &in, NULL, ws, (size_t)bytes, NULL, &sel, &err), 0);
+            CHECK_INT(sel.n_keep, want[s][c / 3][c % 3]);
+            free(ws);
+        }
+}
+
 TEST(visionzip_received_example) {
     static const double p[] = {.4, .3, .2, .1, .1,   .6, .2, .1, .2, .5, .2, .1, .25, .25, .25, .25,
                                .1, .2, .3, .4, 1e-9, .5, .3, .2, .1, .1, .7, .1, .3,  .3,  .3,  .1};
@@ -584,6 +616,77 @@ TEST(random_diversity) {
     }
 }
 
+/* A projector of two layers for rows of any width, plainly. */
+static int bent_projector(void *ctx, const float *x, int32_t n, float *y) {
+    const struct prompt *p = ctx;
+    for (int32_t i = 0; i < n; i++)
+        for (int o = 0; o < p->width; o++) {
+            double s = 0;
+            for (int k = 0; k < p->vwidth; k++)
+                s += sin(1 + o * 3 + k * 7) * tanh((double)x[i * p->vwidth + k] * (1 + k % 3));
+            y[i * p->width + o] = (float)s;
+        }
+    return 0;
+}
+
+/* Sensitivities and picks by straight loops; the directions are the method's own. */
+TEST(random_zooprune) {
+    struct prompt p;
+    struct result r;
+    for (int c = 0; c < N_SIZE; c++) {
+        int n = sizes[c];
+        make_prompt(&p, 500 + (uint64_t)c, n, 0, 1);
+        p.in.project = bent_projector;
+        p.in.project_ctx = &p;
+        static float u[64 * 32], a[2 * 32], b[2 * 64];
+        double sens[MAXN], w[MAXN], lo = INFINITY, hi = -INFINITY;
+        iwp_zoo_directions(u, 64, p.vwidth, 9);
+        for (int i = 0; i < n; i++) {
+            sens[i] = 0;
+            for (int t = 0; t < 64; t++) {
+                double s = 0;
+                for (int k = 0; k < p.vwidth; k++) {
+                    double x = (double)p.vf[i * p.vwidth + k],
+                           e = .05 * (double)u[t * p.vwidth + k];
+                    a[k] = (float)(x + e);
+                    a[p.vwidth + k] = (float)(x - e);
+                }
+                bent_projector(&p, a, 2, b);
+                for (int k = 0; k < p.width; k++)
+                    s += pow((double)b[k] - (double)b[p.width + k], 2);
+                sens[i] += sqrt(s) / .1 / 64;
+            }
+            lo = fmin(lo, sens[i]);
+            hi = fmax(hi, sens[i]);
+        }
+        const float *x = p.embeds + p.pre * p.width;
+        for (int m = 1; m <= n; m = next_m(m, n)) {
+            double near[MAXN];
+            int chosen[MAXN] = {0}, wrong = 0;
+            for (int i = 0; i < n; i++) {
+                w[i] = hi - lo > 1e-6 * hi ? (sens[i] - lo) / (hi - lo + 1e-8) : 1;
+                near[i] = 1;
+            }
+            for (int step = 0; step < m; step++) {
+                int pick = -1;
+                for (int i = 0; i < n; i++)
+                    if (!chosen[i] && (pick < 0 || near[i] * w[i] > near[pick] * w[pick])) pick = i;
+                chosen[pick] = 1;
+                for (int i = 0; i < n; i++) {
+                    double d = 1 - ref_cos(x + i * p.width, x + pick * p.width, p.width);
+                    near[i] = step == 0 || d < near[i] ? d : near[i];
+                }
+            }
+            run(&r, "zooprune", "seed=9,step=0.05", &p.in, m);
+            CHECK_MSG(r.rc == 0 && r.s.n_keep == m, "zooprune %d of %d: %s", m, n, r.err.msg);
+            for (int i = 0; i < r.s.n_keep; i++) wrong += !chosen[r.keep[i]];
+            CHECK_MSG(wrong == 0, "zooprune %d of %d: %d differ", m, n, wrong);
+            for (int i = 0; i < n; i++) CHECK_NEAR(r.scores[i], sens[i], 1e-4 * hi);
+        }
+        free_prompt(&p);
+    }
+}
+
 TEST(random_encoder) {
     struct prompt p;
     struct result r;
@@ -870,6 +973,13 @@ TEST(tome_plan) {
         }
         CHECK_INT(left, m);
     }
+    /* the authors' constant r (4.4): 12 blocks of 8 */
+    CHECK_INT(iwp_params_set(&p, "r", "8", &err), 0);
+    s.n_block = 12;
+    p.budget.n_keep = 1;
+    CHECK_INT(iwp_plan(&p, &s, st, IWP_STAGE_MAX, &err), 12);
+    CHECK_INT(st[11].n_keep, 729 - 96);
+    CHECK_INT(iwp_params_set(&p, "r", "-1", &err), 0);
     s.n_block = 0; /* one step after the tower */
     p.budget.n_keep = 364;
     CHECK_INT(iwp_plan(&p, &s, st, IWP_STAGE_MAX, &err), IWP_EINVAL);
@@ -929,12 +1039,14 @@ int main(void) {
     test_cdpruner_example();
     test_scope_example();
     test_visionzip_cls_example();
+    test_visionzip_counts();
     test_visionzip_received_example();
     test_visionzip_merge_example();
     test_vispruner_example();
     test_tome_example();
     test_zooprune_example();
     test_random_diversity();
+    test_random_zooprune();
     test_random_encoder();
     test_threads_and_scopes();
     test_permutation();

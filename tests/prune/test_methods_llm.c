@@ -1,6 +1,6 @@
 /* The methods that act inside the language model on random prompts, against straight loops in double.
  * Their worked examples and common rules are in test_methods_llm_examples.c and _rules.c. */
-#include "prompt.h"
+#include "llm_shapes.h"
 
 static struct result res, res2;
 
@@ -146,37 +146,6 @@ static const struct scored {
     {"sparsevlm", "recycle=0", "", ref_sparsevlm, 0},
 };
 enum { N_SCORED = sizeof scored / sizeof scored[0] };
-
-static const struct prompt_shape shapes[] = {
-    {.before = 3,
-     .visual = 30,
-     .after = 6,
-     .heads = 4,
-     .groups = 2,
-     .dim = 16,
-     .width = 40,
-     .clusters = 5},
-    {.before = 0, .visual = 37, .after = 1, .heads = 7, .groups = 1, .dim = 10, .width = 33},
-    {.before = 9,
-     .visual = 64,
-     .after = 17,
-     .heads = 3,
-     .groups = 3,
-     .dim = 64,
-     .width = 50,
-     .separators = 9},
-    {.before = 2, .visual = 1, .after = 3, .heads = 28, .groups = 4, .dim = 8, .width = 16},
-    {.before = 70,
-     .visual = 101,
-     .after = 40,
-     .heads = 12,
-     .groups = 4,
-     .dim = 32,
-     .width = 140,
-     .separators = 10,
-     .clusters = 9},
-};
-enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* Every count from 1 to N against the sorted reference scores. */
 TEST(scores_and_counts) {

@@ -1,6 +1,7 @@
 /* The worked examples of methods-in-llm and of DART: numbers in, numbers out. */
 #include "prompt.h"
 #include "prune/sparsevlm_parts.h"
+#include "prune/vatp.h"
 #include "prune/vtw.h"
 
 static struct result res;
@@ -260,6 +261,46 @@ TEST(vatp_example) {
     prompt_free(&p);
 }
 
+/* The authors' own rule, per head (7.9); the last entry is the token to come. */
+TEST(vatp_visible) {
+    static const double column[2][6] = {{2.6, .5, .9, .7, .6, .7}, {3.0, .4, .4, 1.2, .6, .4}},
+                        norm[2][6] = {{.1, 3, 1, 2, 1.5, 1}, {.2, 1, 4, .5, 1, 2}},
+                        ones[6] = {1, 1, 1, 1, 1, 1};
+    static const uint8_t want[4][6] = {
+        {1, 1, 0, 0, 1, 1}, {1, 0, 1, 0, 1, 1}, {1, 0, 1, 0, 1, 1}, {1, 0, 0, 1, 1, 1}};
+    for (int c = 0; c < 4; c++) { /* with value norms, then attention alone */
+        uint8_t got[6];
+        CHECK_INT(iwp_vatp_visible(column[c % 2], c < 2 ? norm[c % 2] : ones, 6, c < 2, 2, 2, got),
+                  4);
+        CHECK(memcmp(got, want[c], 6) == 0);
+        CHECK_INT(iwp_vatp_visible(column[c % 2], norm[c % 2], 6, 1, 3, 3, got), 6);
+    }
+}
+
+/* Counts under as-published: 4 + 8 trunc(b N / 8) (methods-diversity 0.4). */
+TEST(dart_counts) {
+    static const int32_t size[] = {576, 729, 1296},
+                         want[][3] = {{204, 124, 60}, {260, 164, 84}, {460, 284, 140}};
+    static const double keep[] = {.353, .222, .111};
+    for (int s = 0; s < 3; s++)
+        for (int k = 0; k < 3; k++) {
+            struct prompt p;
+            prompt_codes(&p, 1, size[s], 8, 0);
+            float *h = prompt_add(&p, IWP_TENSOR_H, 0, 1, 2),
+                  *key = prompt_add(&p, IWP_TENSOR_K_ROPE_PREV, 0, 1, 2);
+            for (int32_t i = 0; i < 2 * p.in.n; i++) {
+                h[i] = (float)(i * 37 % 101) - 50;
+                key[i] = (float)(i * 53 % 97) - 48;
+            }
+            struct iwp_params q = params_of("dart", "", 0);
+            q.budget.keep = keep[k];
+            q.budget.rule = IWP_RULE_AS_PUBLISHED;
+            CHECK_INT(prompt_select(&q, &p.in, NULL, NULL, &res), 0);
+            CHECK_INT(res.sel.n_keep, want[s][k]);
+            prompt_free(&p);
+        }
+}
+
 TEST(dart_example) {
     static const float y[9][3] = {{0, 0, 0},         {1, 0, 0},        {.9f, .3f, 0},
                                   {.8f, -.5f, -.6f}, {-.8f, .6f, .1f}, {.6f, .8f, 0},
@@ -295,6 +336,8 @@ int main(void) {
     test_v2drop_example();
     test_vtw_example();
     test_vatp_example();
+    test_vatp_visible();
+    test_dart_counts();
     test_dart_example();
     return test_done();
 }

@@ -2,40 +2,9 @@
  * thread count, ties by index, units, all number types, refusals. */
 #include "base/pool.h"
 #include "kern/kern.h"
-#include "prompt.h"
+#include "llm_shapes.h"
 
 static struct result res, res2;
-
-static const struct prompt_shape shapes[] = {
-    {.before = 3,
-     .visual = 30,
-     .after = 6,
-     .heads = 4,
-     .groups = 2,
-     .dim = 16,
-     .width = 40,
-     .clusters = 5},
-    {.before = 0, .visual = 37, .after = 1, .heads = 7, .groups = 1, .dim = 10, .width = 33},
-    {.before = 9,
-     .visual = 64,
-     .after = 17,
-     .heads = 3,
-     .groups = 3,
-     .dim = 64,
-     .width = 50,
-     .separators = 9},
-    {.before = 2, .visual = 1, .after = 3, .heads = 28, .groups = 4, .dim = 8, .width = 16},
-    {.before = 70,
-     .visual = 101,
-     .after = 40,
-     .heads = 12,
-     .groups = 4,
-     .dim = 32,
-     .width = 140,
-     .separators = 10,
-     .clusters = 9},
-};
-enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
 
 static const char *const cases[][2] = {
     {"fastv", ""},
