@@ -65,19 +65,19 @@ static int at_layer(void *ctx, struct iwp_analyse *a, const struct iwp_acts *x, 
 
 static bool fatal(int rc) { return rc == IWP_ENOMEM || rc == IWP_ECANCELLED; }
 
-/* Runs one method so that it keeps M tokens in all.  Those that read the tower keep row separators on top
- * of their count: they are run again with so many less. */
+/* Runs one method so that it keeps M tokens in all.  Some keep more than they are asked for (row separators
+ * come on top, the steps of a merge are coarse): they are asked for so many less. */
 static int run_to(struct iwp_analyse *a, const struct iwp_eval_sample *q, const iwp_prompt *p,
                   struct method *m, int32_t M, iwp_prompt **own, iwp_err *err) {
-    int32_t over = 0;
-    for (int attempt = 0; attempt < 2; attempt++) {
+    int32_t over = 0, kept = M + 1;
+    for (int attempt = 0; attempt < 4 && kept > M; attempt++) {
         m->p.budget.n_keep = M - over;
         IWP_REQUIRE(M > over, err, IWP_ENOTSUP, "what it never removes is more than %d tokens", M);
         iwp_engine_prompt_free(*own);
         IWP_TRY(iwp_trial_begin(a, q, p, &m->p, own, err));
         IWP_TRY(iwp_ask_prefill(a->s, err));
-        over = iwp_session_stats(a->s).n_kept - M;
-        if (over <= 0) break;
+        kept = iwp_session_stats(a->s).n_kept;
+        over += kept - M;
     }
     return 0;
 }
@@ -243,9 +243,10 @@ static int tell(const struct weights *w, double keep, struct iwp_finding *f, iwp
             fprintf(f->text, "  %-12s could not run: %s\n", m->name, m->error);
             continue;
         }
-        fprintf(f->text, "  %-12s removed %.3f, cosine %.3f, KL %.4f\n", m->name,
+        const bool merges = iwp_method_info(m->p.method)->flags & IWP_METHOD_MERGES;
+        fprintf(f->text, "  %-12s removed %.3f, cosine %.3f, KL %.4f%s\n", m->name,
                 iwp_tally_mean(&m->removed[0]), iwp_tally_mean(&m->cosine[0]),
-                iwp_tally_mean(&m->kl));
+                iwp_tally_mean(&m->kl), merges ? " (what it merged is not counted as kept)" : "");
         x[n] = iwp_tally_mean(&m->removed[0]);
         y[n++] = iwp_tally_mean(&m->kl);
     }

@@ -62,10 +62,8 @@ static bool put(const char *dir, const char *name, bool first, FILE *f) {
         done = true;
         if (first) fputs("<h2>Analyses</h2>\n", f);
         snprintf(path, sizeof path, "%s/%s.svg", dir, name);
-        fputs("<figure class=\"analysis\"><figcaption>", f);
-        escape(f, text_of(doc, "title"));
-        fputs("</figcaption>", f);
-        if (iwp_file_read(path, MAX_PICTURE, &svg, &n_svg, NULL) >= 0) {
+        fputs("<figure class=\"analysis\" style=\"margin-bottom:1rem\">", f);
+        if (iwp_file_read(path, MAX_PICTURE, &svg, &n_svg, NULL) >= 0) { /* has its title in it */
             char *text = iwp_base64_encode(svg, n_svg);
             fputs("<img style=\"max-width:100%;height:auto\" alt=\"", f);
             escape(f, text_of(doc, "title"));
@@ -73,6 +71,10 @@ static bool put(const char *dir, const char *name, bool first, FILE *f) {
             fputs(text ? text : "", f);
             fputs("\">", f);
             free(text);
+        } else {
+            fputs("<figcaption>", f);
+            escape(f, text_of(doc, "title"));
+            fputs("</figcaption>", f);
         }
         fputs("<pre style=\"white-space:pre-wrap;overflow-wrap:anywhere;font-size:.8rem\">", f);
         escape(f, text_of(doc, "text"));
