@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "media/film.h"
 #include "model/encode.h"
 
 enum { MAX_ENTRY = 1024 };
@@ -199,6 +200,8 @@ static int decode(struct iwp_item *it, iwp_err *err) {
                     it->width, it->height, (long long)it->max_pixels);
     } else {
         int rc = iwp_image_decode(it->bytes, it->size, &lim, &it->picture, err);
+        IWP_REQUIRE(rc != IWP_ENOTSUP || !iwp_film_likely(it->bytes, it->size), err, IWP_ENOTSUP,
+                    "%s: is a film, not a picture; films go to --video", it->label);
         if (rc < 0) return iwp_err_prefix(err, rc, "%s", it->label);
         it->width = it->picture.w;
         it->height = it->picture.h;

@@ -138,6 +138,8 @@ def chat(base, film):
 def bad(base, d, film):
     with open(film, "rb") as f:
         data = f.read()
+    r = run(*base, "-p", "?", "--image", film)
+    check(r.returncode == 1 and "films go to --video" in r.stderr, "a film as a picture: " + r.stderr)
     films = {"empty.mp4": (b"", "is empty"), "cut.mov": (data[:len(data) // 2], "cut.mov"), "text.mp4": (b"words " * 50, "is no MP4"),
              "list.txt": (b"\n\n", "names no pictures"), "zero.txt": (b"a\0b", "is no list"), "wrong.txt": (b"/nowhere/x.png\n", "/nowhere/x.png")}
     for name, (content, says) in films.items():
