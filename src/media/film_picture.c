@@ -24,6 +24,7 @@ static struct turn find_turn(const int32_t m[9]) {
     struct turn t = {0};
     if (!m[0] && !m[1] && !m[3] && !m[4]) return t;
     double angle = -round(av_display_rotation_get(m));
+    if (!isfinite(angle)) return t; /* no turning at all: the picture would be a line */
     angle -= 360 * floor(angle / 360 + 0.9 / 360);
     t.degrees = (int32_t)angle;
     if (fabs(angle - 90) < 1) {

@@ -85,6 +85,23 @@ def frame_budgets(base, film, frames, per_frame):
     check(got != count(whole) or len(set(count(whole))) > 1, "global budget is not per frame: %s" % count(whole))
 
 
+def all_methods(base, film):
+    """Every method runs over the tokens of all frames, with one budget; a refusal is one line that says why."""
+    table = json.loads(iwp("methods", "--json"))
+    table = table if isinstance(table, list) else table["methods"]
+    ran = []
+    for name in [m["name"] for m in table if m["name"] != "none"]:
+        r = run(*base, "-p", "What?", "-n", "1", "--json", "--video", film, "--frames", "4", "--prune", name, "--keep", "50%")
+        if r.returncode:
+            check(r.returncode in (1, 2) and r.stderr.count("\n") == 1, "%s: exit %d: %s" % (name, r.returncode, r.stderr))
+            print("not on a video:", r.stderr.strip())
+            continue
+        got = json.loads(r.stdout)["tokens"]
+        ran.append(name)  # methods in front of the decoder leave the newline alone
+        check(got["visual_kept"] <= round(got["visual"] * 0.5) + 1, "%s keeps %d of %d" % (name, got["visual_kept"], got["visual"]))
+    check({"iwp", "fastv", "divprune", "pact"} <= set(ran), "methods on a video: %s" % ran)
+
+
 def sampling(base, d):
     """Numbers of the frames that are taken."""
     film = d + "/long.mp4"
@@ -176,6 +193,7 @@ def main():
             if model == "llava-ov":
                 same(d, model, base, film, frames, [])
                 frame_budgets(base, film, frames, 16)
+                all_methods(base, film)
                 drawings(base, d, film)
                 sampling(base, d)
                 evaluation(base, d, film, frames)
