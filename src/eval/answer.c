@@ -64,7 +64,7 @@ static char *make_bits(const int32_t *keep, int32_t n_keep, int32_t n) {
     const size_t bytes = ((size_t)n + 7) / 8;
     uint8_t *b = calloc(bytes + 1, 1);
     for (int32_t i = 0; b && i < n_keep; i++) b[keep[i] / 8] |= (uint8_t)(1u << (keep[i] % 8));
-    char *out = b ? iwp_base64_encode(b, bytes) : NULL;
+    char *out = b ? iwp_eval_base64(b, bytes) : NULL;
     free(b);
     return out;
 }
@@ -218,7 +218,7 @@ int iwp_eval_picture_write(const iwp_prompt *p, const struct iwp_eval_sample *q,
     if (p->n_image == 0 || !p->image[0].picture.rgb) return 0;
     IWP_TRY(iwp_gallery_path(path, sizeof path, dir, task, err));
     IWP_TRY(iwp_thumb_webp(&p->image[0].picture, 320, &webp, &n, &width, &height, err));
-    char *text = iwp_base64_encode(webp, n);
+    char *text = iwp_eval_base64(webp, n);
     free(webp);
     IWP_REQUIRE(text, err, IWP_ENOMEM, "out of memory");
     struct iwp_json_out w;

@@ -6,7 +6,7 @@
 
 static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-char *iwp_base64_encode(const uint8_t *data, size_t n) {
+char *iwp_eval_base64(const uint8_t *data, size_t n) {
     const size_t groups = (n + 2) / 3;
     char *out = malloc(groups * 4 + 1);
     if (!out) return NULL;
@@ -20,7 +20,7 @@ char *iwp_base64_encode(const uint8_t *data, size_t n) {
     return out;
 }
 
-uint8_t *iwp_base64_bits(const char *text, size_t n) {
+uint8_t *iwp_eval_base64_bits(const char *text, size_t n) {
     if (strspn(text, digits) * 6 < n) return NULL;
     uint8_t *out = malloc(n + 1);
     for (size_t i = 0; out && i < n; i++) {

@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 /* Caller frees; NULL: no memory. */
-char *iwp_base64_encode(const uint8_t *data, size_t n);
+char *iwp_eval_base64(const uint8_t *data, size_t n);
 /* The first n bits of base64 text (bit i of byte i/8, lowest first), one byte each; NULL: no memory, or
  * the text is shorter or not base64. */
-uint8_t *iwp_base64_bits(const char *text, size_t n);
+uint8_t *iwp_eval_base64_bits(const char *text, size_t n);
 
 #endif

@@ -43,6 +43,10 @@ int iwp_eval_report_md(const struct iwp_eval_book *b, FILE *f) {
                 fprintf(f, " – |");
                 continue;
             }
+            if (iwp_eval_summary_failed(&r->s) || isnan(r->s.e.value)) {
+                fprintf(f, " failed |");
+                continue;
+            }
             fprintf(f, " %.*f", digits(b, t), r->s.e.value);
             if (!isnan(r->s.e.stderr_)) fprintf(f, " ± %.*f", digits(b, t), r->s.e.stderr_);
             fprintf(f, " |");

@@ -30,6 +30,8 @@ void iwp_eval_book_free(struct iwp_eval_book *b) {
     for (int32_t i = 0; b->records && i < b->run.n_config * b->run.n_task; i++)
         iwp_eval_records_free(&b->records[i]);
     free(b->records);
+    for (int32_t t = 0; b->gallery && t < b->run.n_task; t++) iwp_gallery_free(&b->gallery[t]);
+    free(b->gallery);
     for (int32_t i = 0; i < b->n_row; i++) iwp_eval_summary_free(&b->row[i].s);
     free(b->row);
     free(b->average);
@@ -160,6 +162,7 @@ static void make_averages(struct iwp_eval_book *b) {
             const struct iwp_eval_row *r = &b->row[i], *base = base_row(b, r->task);
             if (r->config != &run->config[k] || !base || !(base->s.e.value > 0)) continue;
             if (run->task[r->task].task->aggregate == IWP_AGGREGATE_NLL) continue;
+            if (iwp_eval_summary_failed(&r->s)) continue; /* it never ran */
             sum += 100 * r->s.e.value / base->s.e.value;
             n++;
         }
@@ -192,13 +195,22 @@ int iwp_eval_book_read(struct iwp_eval_book *b, const char *const *dirs, int32_t
     b->records = calloc(cells + 1, sizeof *b->records);
     b->row = calloc(cells + 1, sizeof *b->row);
     b->average = calloc((size_t)run->n_config + 1, sizeof *b->average);
-    if (!b->records || !b->row || !b->average) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+    b->gallery = calloc((size_t)run->n_task + 1, sizeof *b->gallery);
+    if (!b->records || !b->row || !b->average || !b->gallery)
+        IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+    for (int32_t t = 0; t < run->n_task; t++)
+        for (int32_t d = 0; d < n; d++) {
+            IWP_TRY_GOTO(
+                iwp_gallery_path(path, sizeof path, dirs[d], run->task[t].task->name, err));
+            IWP_TRY_GOTO(iwp_gallery_read(&b->gallery[t], path, err));
+        }
     for (int32_t k = 0; k < run->n_config; k++)
         for (int32_t t = 0; t < run->n_task; t++)
             for (int32_t d = 0; d < n; d++) {
                 IWP_TRY_GOTO(iwp_eval_lines_path(path, sizeof path, dirs[d], run->config[k].dir,
                                                  "samples", run->task[t].task->name, err));
-                IWP_TRY_GOTO(iwp_eval_records_read(&b->records[k * run->n_task + t], path, err));
+                IWP_TRY_GOTO(iwp_eval_records_read(&b->records[k * run->n_task + t], path,
+                                                   &b->gallery[t], err));
             }
     for (int32_t t = 0; t < run->n_task; t++)
         for (int32_t k = 0; k < run->n_config; k++)

@@ -32,6 +32,7 @@ struct iwp_eval_average {
 struct iwp_eval_book {
     struct iwp_eval_run run;          /* of all folders */
     struct iwp_eval_records *records; /* [n_config][n_task] */
+    struct iwp_gallery *gallery;      /* [n_task] */
     struct iwp_eval_row *row;         /* [n_row] tasks outside, configurations inside */
     int32_t n_row;
     struct iwp_eval_average *average; /* [n_average] */

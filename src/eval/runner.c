@@ -335,7 +335,7 @@ static int read_done(struct grid *g, const struct iwp_eval_set *set, iwp_err *er
                                     set->task->name, err));
         IWP_TRY(iwp_eval_lines_repair(path, err));
         struct iwp_eval_records r = {0};
-        int rc = iwp_eval_records_read(&r, path, err);
+        int rc = iwp_eval_records_read(&r, path, NULL, err);
         for (int32_t i = 0, at = 0; i < r.n && rc >= 0; i++) {
             while (at < set->n && set->at[at].doc < r.at[i].doc) at++;
             if (at == set->n || set->at[at].doc != r.at[i].doc || !r.at[i].id ||

@@ -18,9 +18,14 @@ void iwp_eval_records_free(struct iwp_eval_records *r) {
         free(x->target);
         free(x->answer);
         free(x->error);
+        free(x->bits);
     }
     free(r->at);
     memset(r, 0, sizeof *r);
+}
+
+bool iwp_eval_summary_failed(const struct iwp_eval_summary *s) {
+    return s->errors >= s->n * (s->n_seed > 1 ? s->n_seed : 1);
 }
 
 void iwp_eval_summary_free(struct iwp_eval_summary *s) {

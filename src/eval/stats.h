@@ -20,6 +20,7 @@ struct iwp_eval_record {
     double score, chance;
     bool unparsed;
     int32_t visual, kept;
+    char *bits; /* base64 of the kept tokens, where the report shows them; else NULL */
 };
 
 struct iwp_eval_records {
@@ -74,6 +75,8 @@ int iwp_stats_summary(const struct iwp_eval_task *t, const struct iwp_eval_recor
                       int32_t n_run, const struct iwp_eval_records *base,
                       struct iwp_eval_summary *out, iwp_err *err);
 void iwp_eval_summary_free(struct iwp_eval_summary *s);
+/* Nothing could be answered. */
+bool iwp_eval_summary_failed(const struct iwp_eval_summary *s);
 
 /* The value at rank q of n sorted numbers (nearest rank), NaN for none. */
 double iwp_stats_quantile(const double *sorted, int32_t n, double q);

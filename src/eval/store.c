@@ -267,7 +267,8 @@ void iwp_eval_records_sort(struct iwp_eval_records *r) {
     if (r->n) qsort(r->at, (size_t)r->n, sizeof *r->at, by_doc);
 }
 
-int iwp_eval_records_read(struct iwp_eval_records *r, const char *path, iwp_err *err) {
+int iwp_eval_records_read(struct iwp_eval_records *r, const char *path,
+                          const struct iwp_gallery *shown, iwp_err *err) {
     if (access(path, F_OK) != 0) return 0;
     uint8_t *data;
     size_t size;
@@ -289,6 +290,8 @@ int iwp_eval_records_read(struct iwp_eval_records *r, const char *path, iwp_err 
         }
         if (rc >= 0) {
             rc = read_record(&r->at[r->n], o, err);
+            if (rc >= 0 && shown && iwp_gallery_find(shown, r->at[r->n].doc))
+                rc = dup_text(&r->at[r->n].bits, o, "keep_bits", err);
             r->n++; /* what it holds so far is freed with the rest */
         }
         cJSON_Delete(o);

@@ -10,6 +10,7 @@
 #ifndef IWP_EVAL_STORE_H
 #define IWP_EVAL_STORE_H
 
+#include "eval/gallery.h"
 #include "eval/stats.h"
 #include "iwp/engine.h"
 
@@ -56,8 +57,10 @@ bool iwp_eval_config_same_row(const struct iwp_eval_config *a, const struct iwp_
 /* "dir/config/kind_task.jsonl" */
 int iwp_eval_lines_path(char *out, size_t cap, const char *dir, const char *config,
                         const char *kind, const char *task, iwp_err *err);
-/* Reads the whole lines of a samples file (none when it is not there). */
-int iwp_eval_records_read(struct iwp_eval_records *r, const char *path, iwp_err *err);
+/* Reads the whole lines of a samples file (none when it is not there); `shown` (nullable): samples
+ * whose kept tokens are wanted too. */
+int iwp_eval_records_read(struct iwp_eval_records *r, const char *path,
+                          const struct iwp_gallery *shown, iwp_err *err);
 void iwp_eval_records_sort(struct iwp_eval_records *r);
 /* Cuts off a last line without its end. */
 int iwp_eval_lines_repair(const char *path, iwp_err *err);

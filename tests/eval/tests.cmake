@@ -5,4 +5,6 @@ if(IWP_ENGINE)
   # Sanitizers make the shipped model too slow for a test.
   add_test(NAME eval/analyse COMMAND ${CMAKE_SOURCE_DIR}/scripts/with-venv ${CMAKE_SOURCE_DIR}/tests/eval/test_analyse.py
     $<TARGET_FILE:iwp> ${CMAKE_SOURCE_DIR}/tests/data $<$<OR:$<BOOL:${IWP_SANITIZE}>,$<BOOL:${IWP_TSAN}>>:slow>)
+  add_test(NAME eval/page COMMAND ${CMAKE_SOURCE_DIR}/scripts/with-venv ${CMAKE_SOURCE_DIR}/tests/eval/test_page.py $<TARGET_FILE:iwp> ${CMAKE_SOURCE_DIR}/tests/data)
+  set_tests_properties(eval/page PROPERTIES SKIP_RETURN_CODE 77)
 endif()
