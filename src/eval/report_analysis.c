@@ -64,7 +64,7 @@ static bool put(const char *dir, const char *name, bool first, FILE *f) {
         snprintf(path, sizeof path, "%s/%s.svg", dir, name);
         fputs("<figure class=\"analysis\" style=\"margin-bottom:1rem\">", f);
         if (iwp_file_read(path, MAX_PICTURE, &svg, &n_svg, NULL) >= 0) { /* has its title in it */
-            char *text = iwp_base64_encode(svg, n_svg);
+            char *text = iwp_eval_base64(svg, n_svg);
             fputs("<img style=\"max-width:100%;height:auto\" alt=\"", f);
             escape(f, text_of(doc, "title"));
             fputs("\" src=\"data:image/svg+xml;base64,", f);
