@@ -3,11 +3,11 @@
 'use strict';
 
 const $ = (id) => document.getElementById(id);
-const state = {picture: null, url: '', layers: 0, running: null, key: ''};
+const state = {picture: null, url: '', name: '', layers: 0, running: null, key: '', whole: null, methods: []};
 const sides = [];
 
 function make(tag, attributes, text) {
-  const svg = ['svg', 'rect', 'path'].includes(tag);
+  const svg = ['svg', 'rect', 'path', 'title'].includes(tag);
   const e = svg ? document.createElementNS('http://www.w3.org/2000/svg', tag) : document.createElement(tag);
   for (const [k, v] of Object.entries(attributes || {})) e.setAttribute(k, v);
   if (text !== undefined) e.textContent = text;
@@ -24,7 +24,7 @@ class Side {
   constructor(method, keep) {
     this.root = $('side').content.firstElementChild.cloneNode(true);
     const q = (c) => this.root.querySelector('.' + c);
-    for (const c of ['method', 'keep', 'share', 'layer', 'picture', 'answer', 'facts', 'bars', 'counts', 'error', 'curl', 'budget', 'layers'])
+    for (const c of ['method', 'keep', 'share', 'layer', 'picture', 'global', 'frame', 'answer', 'facts', 'bars', 'counts', 'error', 'curl', 'budget', 'layers', 'about'])
       this[c] = q(c);
     this.preset = method;
     this.keep.value = keep;
@@ -49,6 +49,8 @@ class Side {
     const off = this.method.value === 'none';
     this.share.textContent = off ? '100 %' : this.keep.value + ' %';
     this.keep.disabled = this.layer.disabled = off;
+    const m = state.methods.find((x) => x.name === this.method.value);
+    this.about.textContent = off ? 'every visual token goes through every layer' : m ? `${m.title}${m.layer === null ? '' : `, cuts before layer ${m.layer}`}` : '';
   }
 
   prune() {
@@ -65,13 +67,24 @@ class Side {
   }
 
   // A new budget asks again; the picture is encoded already, so only the decoder runs.
-  again() { if (this.report && !state.running) run([this]); }
+  again() {
+    if (!this.report && !this.asked) return;
+    if (state.running) { state.next = this; state.running.abort(); } else run([this]);
+  }
+
+  // A command that runs as it is, next to the picture's file.
+  command() {
+    const mark = '@@picture@@', type = /^data:([^;]+)/.exec(state.url)?.[1];
+    const body = JSON.stringify(this.body(state.url ? mark : '')).replace(/[\\`$]/g, '\\$&');
+    const file = "'" + state.name.replaceAll("'", "'\\''") + "'";
+    const auth = state.key ? ' -H "Authorization: Bearer $KEY"' : '';
+    return `curl -N ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${auth} -d @- <<JSON\n`
+      + body.replace(mark, `data:${type};base64,$(base64 -w0 ${file})`) + '\nJSON\n';
+  }
 
   async copy() {
-    const body = JSON.stringify(this.body(state.url ? 'data:image/png;base64,…' : '')).replaceAll("'", "'\\''");
-    const auth = state.key ? " -H 'Authorization: Bearer $KEY'" : '';
     try {
-      await navigator.clipboard.writeText(`curl ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${auth} -d '${body}'`);
+      await navigator.clipboard.writeText(this.command());
       this.curl.textContent = 'Copied';
     } catch { this.curl.textContent = 'The browser does not allow copying'; }
     setTimeout(() => { this.curl.textContent = 'Copy as curl'; }, 1500);
@@ -86,6 +99,7 @@ class Side {
 
   async ask(signal) {
     this.clear();
+    this.asked = true;
     this.answer.textContent = '…';
     let first = true;
     const r = await fetch('v1/chat/completions', {method: 'POST', headers: headers(), body: JSON.stringify(this.body(state.url)), signal});
@@ -109,10 +123,12 @@ class Side {
   finish(event) {
     const p = event.prune, t = event.timings;
     this.report = {prune: p, timings: t};
+    if (p && p.method === 'none') state.whole = {prefill: t.prefill_ms, decode: t.predicted_per_token_ms};
     const saved = p && p.prefill_flops_full > 0 ? 1 - p.prefill_flops / p.prefill_flops_full : 0;
     const facts = p ? [['visual tokens', `${p.visual_kept} of ${p.visual_in} kept` + (p.layer === null ? '' : `, from layer ${p.layer}`)],
       ['prefill work', saved > 0 ? `${(100 * saved).toFixed(0)} % saved` : 'all of it'],
       ['cache', `${(p.kv_bytes / 1048576).toFixed(1)} of ${(p.kv_bytes_full / 1048576).toFixed(1)} MiB`]] : [];
+    if (p?.equivalent_tokens !== undefined && p.visual_kept < p.visual_in) facts.splice(1, 0, ['as many as', `${Math.round(p.equivalent_tokens)} in every layer`]);
     facts.push(['first token', ms(t.time_to_first_token_ms)], ['speed', t.predicted_per_second.toFixed(1) + ' tokens/s']);
     this.facts.replaceChildren(...facts.flatMap(([k, v]) => [make('dt', {}, k), make('dd', {}, v)]));
     this.stages();
@@ -126,47 +142,55 @@ class Side {
     if (!p || !n || !p.visual_in) return;
     const svg = make('svg', {viewBox: `0 0 ${n} 10`, preserveAspectRatio: 'none', role: 'img', 'aria-label': 'visual tokens per layer'});
     for (let l = 0; l < n; l++) {
-      let have = p.visual_in;
-      for (const s of p.stages) if (l >= s.layer) have = s.visual_kept;
+      const have = p.layer_tokens[l];
       const h = Math.max(0.2, 10 * have / p.visual_in);
-      svg.append(make('rect', {x: l + 0.08, y: 10 - h, width: 0.84, height: h, fill: colour('prefill')}));
+      const bar = make('rect', {x: l + 0.08, y: 10 - h, width: 0.84, height: h, fill: colour(have < p.visual_in ? 'mark' : 'soft')});
+      bar.append(make('title', {}, `layer ${l}: ${have} tokens`));
+      svg.append(bar);
     }
     this.counts.replaceChildren(make('p', {}, `visual tokens in layers 0 to ${n - 1}`), svg);
   }
 
+  // The finest grid large; a global view, when the model has one too, small beside it.
   draw() {
-    const c = this.picture, image = state.picture;
-    c.hidden = !image;
+    const image = state.picture, m = this.report?.prune?.images?.[0];
+    this.frame.hidden = !image;
     if (!image) return;
-    const scale = Math.min(1, 1000 / Math.max(image.naturalWidth, image.naturalHeight));
+    const coarse = m?.views?.length > 1 ? m.views[0] : null;
+    this.paint(this.picture, 1000, m, m);
+    this.global.parentElement.hidden = !coarse;
+    if (coarse) this.paint(this.global, 420, m, coarse);
+    this.picture.setAttribute('aria-label', m ? `the picture, ${m.visual_kept} of ${m.visual_in} tokens kept` : 'the picture');
+  }
+
+  paint(c, size, m, view) {
+    const image = state.picture, scale = Math.min(1, size / Math.max(image.naturalWidth, image.naturalHeight));
     c.width = Math.max(1, Math.round(image.naturalWidth * scale));
     c.height = Math.max(1, Math.round(image.naturalHeight * scale));
     const g = c.getContext('2d');
     g.drawImage(image, 0, 0, c.width, c.height);
-    const m = this.report?.prune?.images?.[0];
-    if (!m || !m.grid) return;
-    const [rows, cols] = m.grid, bits = atob(m.keep), heat = $('heat').checked && m.scores ? atob(m.scores) : null;
-    const fx = c.width / m.width, fy = c.height / m.height;
+    if (!view || !view.grid) return;
+    const [rows, cols] = view.grid, bits = atob(view.keep), heat = $('heat').checked && view.scores ? atob(view.scores) : null;
+    const fx = c.width / m.width, fy = c.height / m.height, cut = m.visual_kept < m.visual_in;
     for (let y = 0; y < rows; y++)
       for (let x = 0; x < cols; x++) {
         const i = y * cols + x, kept = bits.charCodeAt(i >> 3) >> (i & 7) & 1;
-        const x0 = m.x[x] * fx, y0 = m.y[y] * fy, w = (m.x[x + 1] - m.x[x]) * fx, h = (m.y[y + 1] - m.y[y]) * fy;
+        const x0 = view.x[x] * fx, y0 = view.y[y] * fy, w = (view.x[x + 1] - view.x[x]) * fx, h = (view.y[y + 1] - view.y[y]) * fy;
         if (w <= 0 || h <= 0) continue;
         if (heat) {
-          const v = heat.charCodeAt(i) / 255;
-          g.fillStyle = `hsl(${240 - 200 * v} 90% ${25 + 35 * v}% / 0.6)`;
-          g.fillRect(x0, y0, w, h);
+          const v = heat.charCodeAt(i) / 255; // dark violet to yellow
+          g.fillStyle = `hsl(${280 - 230 * v} ${60 + 35 * v}% ${22 + 40 * v}% / 0.72)`;
+          g.fillRect(x0, y0, w + 0.5, h + 0.5);
         } else if (!kept) {
-          g.fillStyle = 'rgb(10 12 16 / 0.78)';
-          g.fillRect(x0, y0, w, h);
+          g.fillStyle = 'rgb(10 12 16 / 0.8)';
+          g.fillRect(x0, y0, w + 0.5, h + 0.5);
         }
-        if (kept && m.visual_kept < m.visual_in && (heat || rows * cols < 5000)) {
-          g.strokeStyle = heat ? '#fff' : 'rgb(245 184 61 / 0.55)';
+        if (kept && cut && (heat || rows * cols < 5000)) {
+          g.strokeStyle = heat ? '#fff' : 'rgb(245 184 61 / 0.6)';
           g.lineWidth = heat ? 1.5 : 1;
           g.strokeRect(x0 + 0.5, y0 + 0.5, w - 1, h - 1);
         }
       }
-    c.setAttribute('aria-label', `${m.visual_kept} of ${m.visual_in} tokens kept`);
   }
 }
 
@@ -184,19 +208,25 @@ async function* events(stream) {
   }
 }
 
-// Both sides on one scale.
+// Both sides on one scale.  Behind a bar stands what the same took without pruning, once that was seen.
 function bars() {
   const shown = sides.filter((s) => s.report);
-  const parts = (s) => [['encode', s.report.timings.encode_ms], ['prefill', s.report.timings.prefill_ms - s.report.timings.select_ms],
-    ['select', s.report.timings.select_ms], ['decode', s.report.timings.predicted_ms]];
-  const most = Math.max(1, ...shown.flatMap((s) => parts(s).map((p) => p[1])));
+  const parts = (s) => {
+    const t = s.report.timings;
+    return [['encode', t.encode_ms], ['prefill', t.prefill_ms - t.select_ms, state.whole?.prefill], ['select', t.select_ms],
+      ['decode', t.predicted_ms, state.whole && state.whole.decode * t.predicted_n]];
+  };
+  const most = Math.max(1, ...shown.flatMap((s) => parts(s).flatMap((p) => [p[1], p[2] || 0])));
   for (const s of shown)
-    s.bars.replaceChildren(...parts(s).map(([name, v]) => {
-      const row = make('div', {class: 'bar'}), svg = make('svg', {viewBox: '0 0 100 1', preserveAspectRatio: 'none'});
-      svg.append(make('rect', {width: Math.max(0.4, 100 * v / most), height: 1, fill: colour(name)}));
+    s.bars.replaceChildren(...parts(s).map(([name, v, whole]) => {
+      const row = make('div', {class: 'bar'}), svg = make('svg', {viewBox: '0 0 100 2', preserveAspectRatio: 'none'});
+      const ghost = whole && s.report.prune?.method !== 'none';
+      if (ghost) svg.append(make('rect', {width: 100 * whole / most, height: 2, fill: colour(name), opacity: 0.25}));
+      svg.append(make('rect', {y: 0.3, width: Math.max(0.4, 100 * v / most), height: 1.4, fill: colour(name)}));
       row.append(make('span', {}, name), svg, make('span', {}, name === 'encode' && v === 0 ? 'cached' : ms(v)));
+      if (ghost) row.title = `${ms(whole)} with all tokens`;
       return row;
-    }));
+    }), ...(state.whole && s.report.prune?.method !== 'none' ? [make('p', {class: 'hint'}, 'pale: the same with all tokens')] : []));
 }
 
 // ---- asking
@@ -210,10 +240,11 @@ async function run(list) {
   $('stop').disabled = false;
   $('note').textContent = 'running…';
   try {
+    state.next = null;
     for (const s of list) { // one after the other, so that their times can be compared
       try { await s.ask(state.running.signal); } catch (e) {
         if (s.answer.textContent === '…') s.answer.textContent = '';
-        s.error.textContent = e.name === 'AbortError' ? 'stopped' : e.message;
+        s.error.textContent = e.name !== 'AbortError' ? e.message : state.next ? '' : 'stopped';
         if (e.name === 'AbortError') break;
       }
     }
@@ -223,6 +254,7 @@ async function run(list) {
     $('stop').disabled = true;
     $('note').textContent = '';
   }
+  if (state.next) await run([state.next]);
 }
 
 const visible = () => $('two').checked ? sides : sides.slice(0, 1);
@@ -230,19 +262,24 @@ const visible = () => $('two').checked ? sides : sides.slice(0, 1);
 function take(file) {
   if (!file || !file.type.startsWith('image/')) { $('note').textContent = 'That is no picture.'; return; }
   const reader = new FileReader();
-  reader.onload = () => use(reader.result);
+  reader.onload = () => use(reader.result, file.name);
   reader.readAsDataURL(file);
 }
 
-function use(url) {
+function use(url, name, done) {
   const image = new Image();
   image.onload = () => {
     state.picture = image;
     state.url = url;
+    state.name = name;
+    state.whole = null;
     $('thumb').src = url;
+    $('thumb').alt = name;
     $('thumb').hidden = false;
     $('hint').hidden = true;
-    for (const s of sides) s.clear();
+    $('note').textContent = '';
+    for (const s of sides) { s.asked = false; s.clear(); }
+    done?.();
   };
   image.onerror = () => { $('note').textContent = 'The browser cannot read that picture.'; };
   image.src = url;
@@ -268,7 +305,7 @@ function sample() {
     g.arc(x, y, r, 0, 7);
     g.fill();
   }
-  use(c.toDataURL('image/png'));
+  use(c.toDataURL('image/png'), 'sample.png');
 }
 
 async function load() {
@@ -279,12 +316,36 @@ async function load() {
     if (!r.ok) throw new Error(p.error.message);
     $('model').textContent = p.model_alias;
     state.layers = p.n_layer;
+    state.methods = p.prune.methods;
     for (const s of sides) s.fill(p.prune.methods);
     $('note').textContent = '';
+    await stored();
   } catch (e) {
     $('note').textContent = e.message;
     if ($('key-field').hidden) setTimeout(load, 2000);
   }
+}
+
+// ?inspect=ID: an answer that was given elsewhere.
+async function stored() {
+  const id = new URLSearchParams(location.search).get('inspect');
+  if (!id || state.shown) return;
+  const r = await fetch('inspect/' + encodeURIComponent(id), {headers: headers()}), a = await r.json();
+  if (!r.ok) { $('note').textContent = a.error.message; state.shown = true; return; }
+  state.shown = true;
+  const side = sides[0], p = a.prune;
+  const show = () => {
+    $('two').checked = false;
+    sides[1].root.hidden = true;
+    side.method.value = p.method;
+    side.keep.value = Math.max(1, Math.round(100 * p.visual_kept / (p.visual_in || 1)));
+    side.show();
+    if (a.question) $('question').value = a.question;
+    side.answer.textContent = a.answer;
+    side.finish(a);
+    $('note').textContent = `The answer ${a.id} of ${new Date(1000 * a.created).toLocaleTimeString()}.`;
+  };
+  if (a.image) use(a.image, 'picture', show); else show();
 }
 
 sides.push(new Side('iwp', 22), new Side('none', 50));
@@ -296,6 +357,13 @@ $('two').addEventListener('change', () => { sides[1].root.hidden = !$('two').che
 $('heat').addEventListener('change', () => sides.forEach((s) => s.draw()));
 $('key').addEventListener('change', () => { state.key = $('key').value; load(); });
 $('question').addEventListener('keydown', (e) => { if (e.key === 'Enter' && !e.shiftKey) { e.preventDefault(); run(visible()); } });
+document.addEventListener('keydown', (e) => {
+  if (e.key === 'Escape') state.running?.abort();
+  if (e.target.closest('input, textarea, select') || e.ctrlKey || e.metaKey || e.altKey) return;
+  const click = {h: 'heat', c: 'two', s: 'sample'}[e.key];
+  if (click) $(click).click();
+  if (e.key === '/') { e.preventDefault(); $('question').focus(); }
+});
 for (const type of ['dragover', 'dragleave', 'drop'])
   document.addEventListener(type, (e) => {
     e.preventDefault();

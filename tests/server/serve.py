@@ -27,9 +27,9 @@ def convert(folder):
 
 
 class Server:
-    def __init__(self, model, mmproj, *flags, env=None):
+    def __init__(self, model, mmproj, *flags, env=None, template="llava-onevision"):
         self.process = subprocess.Popen(
-            [iwp, "serve", "-m", model, "-mm", mmproj, "--chat-template", "llava-onevision", "--port", "0", "-t", "1", *flags],
+            [iwp, "serve", "-m", model, "-mm", mmproj, *(["--chat-template", template] if template else []), "--port", "0", "-t", "1", *flags],
             stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **(env or {})})
         self.log, self.port = [], None
         ready = threading.Event()
