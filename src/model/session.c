@@ -39,8 +39,10 @@ int iwp_session_new(iwp_session **out, iwp_engine *e, const struct iwp_session_p
     s->dump_layer = -1;
     int rc = iwp_kv_init(&s->kv, e->b, d->n_layer, d->n_head_kv * d->d_head, tk, tv, err);
     s->logits = malloc((size_t)d->n_vocab * sizeof *s->logits);
+    if (p->split_media) s->prompt_logits = malloc((size_t)d->n_vocab * sizeof *s->logits);
     if (p->keep_tensors) s->first_logits = malloc((size_t)d->n_vocab * sizeof *s->first_logits);
-    if (rc >= 0 && (!s->logits || (p->keep_tensors && !s->first_logits)))
+    if (rc >= 0 && (!s->logits || (p->keep_tensors && !s->first_logits) ||
+                    (p->split_media && !s->prompt_logits)))
         rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
     if (rc < 0) {
         iwp_session_free(s);
@@ -86,6 +88,7 @@ static void forget_reuse(struct iwp_session *s) {
     s->old_pos = NULL;
     s->old_hash = NULL;
     s->n_old = s->full_layers = 0;
+    s->repeatable = false;
 }
 
 void iwp_session_free(iwp_session *s) {
@@ -96,6 +99,7 @@ void iwp_session_free(iwp_session *s) {
     free(s->fed);
     free(s->logits);
     free(s->first_logits);
+    free(s->prompt_logits);
     free(s);
 }
 
@@ -329,6 +333,35 @@ static void find_split(struct iwp_session *s) {
         if (s->rows.visual[i] >= 0) s->split = i + 1;
 }
 
+/* The same prompt with the same budget again: all of it is there, but for the tokens fed since. */
+static bool repeats(const struct iwp_session *s, const struct iwp_prompt *p,
+                    const struct iwp_params *prune, const int32_t *visual) {
+    return s->repeatable && !s->probe && s->asked_prune == (prune != NULL) &&
+           s->asked_positions == s->sp.positions &&
+           (!prune || memcmp(&s->asked, prune, sizeof *prune) == 0) && s->n_old == p->n &&
+           common_rows(s, p, visual) == p->n;
+}
+
+static void begin_again(struct iwp_session *s, const struct iwp_prompt *p) {
+    s->p = p;
+    for (int32_t g = 0; g < s->n_segment; g++)
+        for (int32_t l = s->segment[g].l0; l < s->segment[g].l1; l++)
+            iwp_kv_truncate(&s->kv, l, s->segment[g].n_rows);
+    memcpy(s->logits, s->prompt_logits, (size_t)s->e->d.n_vocab * sizeof *s->logits);
+    s->has_logits = true;
+    s->n_fed = 0;
+    s->st.n_reused = p->n;
+    s->st.ms_prefill = s->st.ms_select = s->st.ms_decode = 0;
+    s->st.row_layers = 0;
+}
+
+static void remember_question(struct iwp_session *s, const struct iwp_params *prune) {
+    s->repeatable = false;
+    s->asked_prune = prune != NULL;
+    if (prune) s->asked = *prune;
+    s->asked_positions = s->sp.positions;
+}
+
 int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_params *prune,
                       iwp_err *err) {
     IWP_TRY(check_length(s, p, err));
@@ -336,6 +369,12 @@ int iwp_session_begin(iwp_session *s, const iwp_prompt *p, const struct iwp_para
     IWP_TRY(iwp_stream_init(&rows, &s->e->d, p, err));
     int rc = 0;
     int32_t *visual = NULL;
+    if (repeats(s, p, prune, rows.visual)) {
+        iwp_stream_free(&rows);
+        begin_again(s, p);
+        return 0;
+    }
+    remember_question(s, prune);
     if (continues(s, p, rows.visual)) {
         s->p = p;
         visual = malloc((size_t)p->n * sizeof *visual);
@@ -389,6 +428,7 @@ int iwp_session_rewind(iwp_session *s, int32_t layer, const struct iwp_params *p
                 layer);
     const struct iwp_prompt *p = s->p;
     int rc = 0;
+    remember_question(s, prune);
     forget_run(s);
     s->p = p;
     IWP_TRY_GOTO(iwp_stream_init(&s->rows, &s->e->d, p, err));
@@ -519,6 +559,10 @@ static int take_mark(struct iwp_session *s, const struct iwp_step *t, iwp_err *e
 static void finish(struct iwp_session *s) {
     if (s->first_logits)
         memcpy(s->first_logits, s->logits, (size_t)s->e->d.n_vocab * sizeof *s->logits);
+    if (s->prompt_logits && !s->sp.keep_tensors) {
+        memcpy(s->prompt_logits, s->logits, (size_t)s->e->d.n_vocab * sizeof *s->logits);
+        s->repeatable = true;
+    }
     s->running = false;
     s->has_logits = true;
     s->full_layers = s->n_stage == 0 ? s->e->d.n_layer : iwp_session_low(s);

@@ -78,9 +78,14 @@ struct iwp_session {
     int32_t want[IWP_MARK_MAX], n_want; /* asked by keep_marks, ascending */
     struct iwp_kept mark[IWP_MARK_MAX]; /* [n_mark] of the prompt below */
     int32_t n_mark;
-    int32_t split;       /* a chunk ends at this row; 0: none does */
-    int32_t full_layers; /* layers whose cache holds every row of the prompt */
-    int32_t *old_id;     /* [n_old] the prompt the cache belongs to, for reuse */
+    int32_t split;   /* a chunk ends at this row; 0: none does */
+    bool repeatable; /* the whole prompt went through; what was asked, and the logits after it: */
+    bool asked_prune;
+    struct iwp_params asked;
+    enum iwp_positions asked_positions;
+    float *prompt_logits; /* [V] with split_media, else NULL */
+    int32_t full_layers;  /* layers whose cache holds every row of the prompt */
+    int32_t *old_id;      /* [n_old] the prompt the cache belongs to, for reuse */
     int64_t *old_pos;
     uint64_t *old_hash; /* [n_old] of a visual row's numbers, 0 for text */
     int32_t n_old, n_old_pos;

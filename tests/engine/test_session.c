@@ -585,13 +585,17 @@ TEST(reuse_any_order) {
     make_model("qwen2");
     iwp_engine *e = open_engine();
     iwp_err err = {0};
-    int whole = 0, upper = 0;
+    int whole = 0, upper = 0, again = 0;
     for (int t = 0; t < 12; t++) {
         const int chunk = t % 2 ? 8 : 512, layer = 1 + below(L - 1);
         struct iwp_prompt p;
         make_prompt(&p, 1);
-        iwp_session *s = open_session(e, chunk, IWP_KV_F32);
-        s->sp.split_media = true;
+        iwp_session *s = NULL;
+        struct iwp_session_params sp = iwp_session_default_params();
+        sp.n_chunk = chunk;
+        sp.type_k = sp.type_v = IWP_KV_F32;
+        sp.split_media = true;
+        CHECK_INT(iwp_session_new(&s, e, &sp, &err), 0);
         int split = 0;
         for (int i = 0; i < p.n; i++)
             if (p.code[i] == IWP_CODE_VISUAL || p.code[i] == IWP_CODE_SEPARATOR) split = i + 1;
@@ -601,7 +605,7 @@ TEST(reuse_any_order) {
             if (what == 0) p.id[split + below(p.n - split)] = below(V);
             if (what == 1) p.n = split + 1 + below(most - split); /* another length */
             if (what == 2) p.visual[below(p.n_visual * D)] += 1;
-            struct iwp_params some = method("iwp", 0.2 + 0.1 * below(5), layer);
+            struct iwp_params some = method("iwp", 0.2 + 0.2 * below(2), layer);
             const struct iwp_params *pp = below(2) ? &some : NULL;
             CHECK_INT(iwp_session_keep_marks(s, &layer, below(4) > 0, &err), 0);
             CHECK_MSG(iwp_session_begin(s, &p, pp, &err) == 0, "%s", err.msg);
@@ -609,6 +613,7 @@ TEST(reuse_any_order) {
                 for (int k = below(4); k > 0; k--) CHECK(iwp_session_step(s, &err) >= 0);
                 continue;
             }
+            again += !s->running;
             finish(s);
             const int reused = iwp_session_stats(s).n_reused;
             whole += reused == p.n;
@@ -625,8 +630,9 @@ TEST(reuse_any_order) {
         iwp_session_free(s);
         iwp_prompt_free(&p);
     }
-    CHECK_MSG(whole > 5 && upper > 5, "reused: %d whole prompts, %d up to the question", whole,
-              upper);
+    CHECK_MSG(whole > 5 && upper > 5 && again > 5,
+              "reused: %d whole prompts, %d up to the question, %d with their answer", whole, upper,
+              again);
     iwp_engine_close(e);
 }
 
