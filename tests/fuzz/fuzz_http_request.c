@@ -35,6 +35,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             if ((r.part[i].kind == IWP_PART_TEXT) != (r.part[i].text != NULL)) abort();
     }
     iwp_request_free(&r);
+    rc = iwp_request_parse_completion(&r, (const char *)data, size, &def, &err);
+    if (rc >= 0 ? !r.raw || !r.raw[0] : rc != IWP_EINVAL && rc != IWP_EFORMAT) abort();
+    iwp_request_free(&r);
+    rc = iwp_request_parse_template(&r, (const char *)data, size, &def, &err);
+    if (rc >= 0 ? r.n_message < 1 : rc != IWP_EINVAL && rc != IWP_EFORMAT) abort();
+    iwp_request_free(&r);
     char *text = malloc(size + 1);
     if (!text) return 0;
     memcpy(text, data, size);

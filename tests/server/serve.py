@@ -1,4 +1,5 @@
 """Starts `iwp serve` on a free port with the tiny golden model, and small HTTP helpers."""
+import atexit
 import base64
 import json
 import os
@@ -31,6 +32,7 @@ class Server:
         self.process = subprocess.Popen(
             [iwp, "serve", "-m", model, "-mm", mmproj, *(["--chat-template", template] if template else []), "--port", "0", "-t", "1", *flags],
             stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **(env or {})})
+        atexit.register(self.process.kill)  # whatever happens to the test
         self.log, self.port = [], None
         ready = threading.Event()
 

@@ -93,6 +93,26 @@ with folder() as tmp:
         check(f"same alone {i}", alone["choices"][0]["message"] == many[i][1]["choices"][0]["message"], (alone, many[i]))
     check("default prune", s.chat(asks[0][0])[1]["prune"]["method"] == "iwp")
 
+    # ---- one session, many requests of one client, one of another: the other need not wait for all of them
+    one = Server(model, mmproj, "-np", "1", "-c", "20000")
+    body = json.dumps(chat_body("count", max_tokens=200, ignore_eos=True)).encode()
+    order, asked = [], time.time()
+
+    def client(source):
+        with socket.create_connection(("127.0.0.1", one.port), timeout=120, source_address=(source, 0)) as c:
+            c.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            while c.recv(65536):
+                pass
+        order.append(source)
+    with futures.ThreadPoolExecutor(9) as ex:
+        many_of_one = [ex.submit(client, "127.0.0.1") for _ in range(8)]
+        check("they wait", wait(lambda: one.metric("requests_deferred") >= 5))
+        ex.submit(client, "127.0.0.2").result()
+    check("fair between clients", len(order) == 9 and order.index("127.0.0.2") < 6, order)
+    slots = json.loads(one.get("/slots")[1])
+    check("slots are free again", [x["state"] for x in slots] == ["idle"], slots)
+    check("exit", one.stop()[0] == 0)
+
     # ---- the end: a running answer is finished, a new one refused
     c = raw(s, {**chat_body("count", max_tokens=150, ignore_eos=True), "stream": True})
     first = c.recv(1000)
