@@ -109,8 +109,7 @@ with folder() as tmp:
         check("they wait", wait(lambda: one.metric("requests_deferred") >= 5))
         ex.submit(client, "127.0.0.2").result()
     check("fair between clients", len(order) == 9 and order.index("127.0.0.2") < 6, order)
-    slots = json.loads(one.get("/slots")[1])
-    check("slots are free again", [x["state"] for x in slots] == ["idle"], slots)
+    check("slots are free again", wait(lambda: [x["state"] for x in json.loads(one.get("/slots")[1])] == ["idle"]), one.get("/slots")[1])
     check("exit", one.stop()[0] == 0)
 
     # ---- the end: a running answer is finished, a new one refused
