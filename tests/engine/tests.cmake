@@ -1,6 +1,7 @@
 # Tests that need ggml: linked here because the folder exists only with the engine.
 if(IWP_ENGINE)
   iwp_test_folder(engine LINK iwp_convert iwp_model iwp_media iwp_io iwp_base iwp_llama)
+  target_compile_definitions(test_engine_text PRIVATE IWP_LLAMA_BUILD="${IWP_LLAMA_BUILD}")
   # The same sessions with heads wide enough for a q8_0 cache.
   add_executable(test_engine_session_wide ${CMAKE_SOURCE_DIR}/tests/engine/test_session.c)
   target_compile_definitions(test_engine_session_wide PRIVATE TEST_WIDE)

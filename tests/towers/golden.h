@@ -46,7 +46,7 @@ static inline int golden_root(const char *name, char *out, size_t cap) {
     return 0;
 }
 
-static inline int golden_convert(struct golden *G, const char *name) {
+static inline int golden_convert_type(struct golden *G, const char *name, const char *type) {
     iwp_err err = {0};
     char dir[700];
     snprintf(G->folder, sizeof G->folder, "/tmp/iwp-towers-XXXXXX");
@@ -55,11 +55,15 @@ static inline int golden_convert(struct golden *G, const char *name) {
     snprintf(G->mmproj, sizeof G->mmproj, "%s/p.gguf", G->folder);
     snprintf(dir, sizeof dir, "%s/models/%s", G->root, name);
     struct iwp_convert_params cp = {
-        .in = dir, .out = G->model, .mmproj = G->mmproj, .type = "f32", .n_thread = 2};
+        .in = dir, .out = G->model, .mmproj = G->mmproj, .type = type, .n_thread = 2};
     struct iwp_convert_report rep;
     int rc = iwp_convert(&cp, &rep, &err);
     CHECK_MSG(rc >= 0, "%s", err.msg);
     return rc;
+}
+
+static inline int golden_convert(struct golden *G, const char *name) {
+    return golden_convert_type(G, name, "f32");
 }
 
 /* Opens a checkpoint; 0 when something failed. */
