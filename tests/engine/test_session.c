@@ -344,7 +344,15 @@ static void check_masked(iwp_engine *e, const struct iwp_prompt *p, const char *
     CHECK_MSG(d <= 1e-4, "%s %s keep %g layer %d chunk %d compact %d: %g", M.arch, name, keep,
               layer, chunk, compact, d);
     /* The cache above the cut holds what is left, below it everything. */
-    for (int l = 0; l < L; l++) CHECK_INT(s->kv.layer[l].n, l < layer ? p->n : n_live);
+    size_t cap = 0;
+    for (int l = 0; l < L; l++) {
+        const int n = l < layer ? p->n : n_live;
+        CHECK_INT(s->kv.layer[l].n, n);
+        CHECK(s->kv.layer[l].cap < n + sp.reserve + 64); /* and no more memory than for that */
+        cap += (size_t)s->kv.layer[l].cap;
+    }
+    CHECK(iwp_kv_alloc_bytes(&s->kv) <= cap * iwp_kv_row_bytes(&s->kv) + L * 256);
+    CHECK_INT(st.kv_bytes, (layer * p->n + (L - layer) * n_live) * (int)iwp_kv_row_bytes(&s->kv));
     CHECK(st.kv_bytes_full == iwp_kv_row_bytes(&s->kv) * L * (size_t)p->n);
     CHECK(st.flops <= st.flops_full + 1 && (keep == 1 || st.flops < st.flops_full));
     free(live);
