@@ -24,7 +24,7 @@ class Side {
   constructor(method, keep) {
     this.root = $('side').content.firstElementChild.cloneNode(true);
     const q = (c) => this.root.querySelector('.' + c);
-    for (const c of ['method', 'keep', 'share', 'layer', 'picture', 'global', 'frame', 'answer', 'facts', 'bars', 'counts', 'error', 'curl', 'budget', 'layers', 'about'])
+    for (const c of ['method', 'keep', 'share', 'layer', 'picture', 'timeline', 'global', 'frame', 'answer', 'facts', 'bars', 'counts', 'error', 'curl', 'budget', 'layers', 'about'])
       this[c] = q(c);
     this.preset = method;
     this.keep.value = keep;
@@ -62,7 +62,7 @@ class Side {
 
   body(url) {
     const content = [{type: 'text', text: $('question').value}];
-    if (url) content.unshift({type: 'image_url', image_url: {url}});
+    if (url) content.unshift(state.film ? {type: 'video_url', video_url: {url}} : {type: 'image_url', image_url: {url}});
     return {messages: [{role: 'user', content}], max_tokens: Number($('length').value) || 48, temperature: 0, stream: true, prune: this.prune()};
   }
 
@@ -156,7 +156,9 @@ class Side {
     const image = state.picture, m = this.report?.prune?.images?.[0];
     this.frame.hidden = !image;
     if (!image) return;
-    const coarse = m?.views?.length > 1 ? m.views[0] : null;
+    const coarse = !state.film && m?.views?.length > 1 ? m.views[0] : null;
+    if (state.film && m?.grid) drawTimeline(this.timeline, m);
+    else this.timeline.replaceChildren();
     this.paint(this.picture, 1000, m, m);
     this.global.parentElement.hidden = !coarse;
     if (coarse) this.paint(this.global, 420, m, coarse);
@@ -260,10 +262,19 @@ async function run(list) {
 const visible = () => $('two').checked ? sides : sides.slice(0, 1);
 
 function take(file) {
-  if (!file || !file.type.startsWith('image/')) { $('note').textContent = 'That is no picture.'; return; }
+  const film = file?.type.startsWith('video/');
+  if (!film && !file?.type.startsWith('image/')) { $('note').textContent = 'That is no picture and no film.'; return; }
   const reader = new FileReader();
-  reader.onload = () => use(reader.result, file.name);
+  reader.onload = () => film ? useFilm(reader.result, file) : use(reader.result, file.name);
   reader.readAsDataURL(file);
+}
+
+// A film: its first frame is the picture, the film itself goes with the question.
+async function useFilm(url, file) {
+  const seen = await filmOf(URL.createObjectURL(file));
+  const poster = (seen && await shotAt(0, 640)) || make('canvas', {width: 320, height: 180});
+  if (!seen) $('note').textContent = 'The browser cannot show this film; the server may still read it.';
+  use(poster.toDataURL('image/png'), file.name, () => { state.url = url; state.film = true; });
 }
 
 function use(url, name, done) {
@@ -272,6 +283,7 @@ function use(url, name, done) {
     state.picture = image;
     state.url = url;
     state.name = name;
+    state.film = false;
     state.whole = null;
     $('thumb').src = url;
     $('thumb').alt = name;

@@ -128,10 +128,11 @@ static enum MHD_Result answer_page(struct exchange *x, struct MHD_Connection *c)
     struct MHD_Response *r = MHD_create_response_from_buffer(
         x->page->size, (void *)(uintptr_t)x->page->data, MHD_RESPMEM_PERSISTENT);
     if (!r) return MHD_NO;
-    MHD_add_response_header(r, "Content-Security-Policy",
-                            "default-src 'none'; script-src 'self'; style-src 'self'; "
-                            "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
-                            "form-action 'none'; frame-ancestors 'none'");
+    MHD_add_response_header(
+        r, "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; "
+        "img-src 'self' data: blob:; media-src blob:; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'");
     MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
     MHD_add_response_header(r, "Cache-Control", "no-cache");
     return queue(x, c, 200, r, x->page->type);

@@ -9,7 +9,7 @@ if(IWP_ENGINE)
     add_test(NAME server/${t} COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/server/test_${t}.py $<TARGET_FILE:iwp> ${CMAKE_SOURCE_DIR}/tests/data)
     set_tests_properties(server/${t} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77)
   endforeach()
-  foreach(t sdk web)
+  foreach(t sdk web timeline)
     add_test(NAME server/${t} COMMAND ${CMAKE_SOURCE_DIR}/scripts/with-venv ${CMAKE_SOURCE_DIR}/tests/server/test_${t}.py $<TARGET_FILE:iwp>
              ${CMAKE_SOURCE_DIR}/tests/data)
     set_tests_properties(server/${t} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77)
