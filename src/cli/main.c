@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "cli/cmd.h"
 #include "cli/version.h"
+#include "kern/gemm.h"
 #include "kern/kern.h"
 
 static const struct entry {
@@ -57,7 +58,9 @@ static int cpu_info(void) {
     printf("selection  %s (this CPU has", iwp_cpu_name());
     for (size_t i = 0; i < sizeof path / sizeof *path; i++)
         if (iwp_kern_path(path[i])) printf(" %s", path[i]);
-    printf("; IWP_CPU=NAME forces one)\nthreads    %d\n", iwp_cpu_count());
+    const struct iwp_gemm *g = iwp_gemm_get();
+    printf("; IWP_CPU=NAME forces one)\ntowers     %s\n", g ? g->name : "ggml's");
+    printf("threads    %d\n", iwp_cpu_count());
     return 0;
 }
 

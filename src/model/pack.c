@@ -90,11 +90,11 @@ static struct node *node_new(struct iwp_pack *p, struct ggml_context *ctx, size_
     return n;
 }
 
-/* Blocks of rows: large ones, but enough of them for all threads. */
+/* Blocks of rows: large ones, and as many for every thread. */
 static void deal(struct node *n, int64_t rows) {
-    int64_t each = (rows + n->pack->n_thread - 1) / n->pack->n_thread;
-    each = (each + 31) & ~(int64_t)31;
-    n->block = each > MAX_ROWS ? MAX_ROWS : (int32_t)each;
+    const int64_t wave = (int64_t)n->pack->n_thread * MAX_ROWS;
+    const int64_t units = (rows + wave - 1) / wave * n->pack->n_thread;
+    n->block = (int32_t)iwp_gemm_up((size_t)((rows + units - 1) / units));
     n->n_unit = (int32_t)((rows + n->block - 1) / n->block);
 }
 

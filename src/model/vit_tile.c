@@ -84,7 +84,8 @@ static void scatter(const struct iwp_tower *t, const float *from, int32_t first,
 }
 
 int32_t iwp_vit_tile_batch(const struct iwp_tower *t, const struct iwp_pre_plan *plan) {
-    const int32_t n = 1024 / (t->n_patch + (t->cls ? 1 : 0)); /* small tiles together */
+    /* Tiles together: packed weights are read once for all of them; ggml's scores need memory. */
+    const int32_t n = (t->pack ? 8192 : 1024) / (t->n_patch + (t->cls ? 1 : 0));
     return n < 1 ? 1 : n > plan->n_tile ? plan->n_tile : n;
 }
 
