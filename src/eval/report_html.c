@@ -96,12 +96,13 @@ static void main_row(const struct iwp_eval_book *b, const struct iwp_eval_config
         }
         const bool top = !iwp_book_is_none(c) && r->s.e.value == best(b, c, t);
         fprintf(f, "<td%s", top ? " class=\"best\"" : "");
-        if (r->s.has_diff)
+        if (r->s.has_diff) {
+            double interval[2];
+            iwp_stats_interval(&r->s.diff, interval);
             fprintf(
                 f, " title=\"difference to unpruned %+.*f ± %.*f (95 %% interval %+.*f to %+.*f)\"",
-                d, r->s.diff.value, d, r->s.diff.stderr_, d,
-                r->s.diff.value - 1.96 * r->s.diff.stderr_, d,
-                r->s.diff.value + 1.96 * r->s.diff.stderr_);
+                d, r->s.diff.value, d, r->s.diff.stderr_, d, interval[0], d, interval[1]);
+        }
         fprintf(f, ">%.*f", d, r->s.e.value);
         if (!isnan(r->s.e.stderr_)) fprintf(f, " <small>±%.*f</small>", d, r->s.e.stderr_);
         fputs("</td>", f);

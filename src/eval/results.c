@@ -256,6 +256,16 @@ static void put_config(struct iwp_json_out *w, const struct iwp_eval_config *c) 
     put_options(w, c->options);
 }
 
+static void put_diff(struct iwp_json_out *w, const struct iwp_estimate *e) {
+    double interval[2];
+    iwp_stats_interval(e, interval);
+    iwp_json_put_f64(w, "diff", e->value);
+    iwp_json_put_f64(w, "diff_stderr", e->stderr_);
+    iwp_json_open_array(w, "diff_interval");
+    for (int i = 0; i < 2; i++) iwp_json_put_f64(w, NULL, interval[i]);
+    iwp_json_close_array(w);
+}
+
 static void put_row(struct iwp_json_out *w, const struct iwp_eval_book *b,
                     const struct iwp_eval_row *r) {
     const struct iwp_eval_summary *s = &r->s;
@@ -267,13 +277,8 @@ static void put_row(struct iwp_json_out *w, const struct iwp_eval_book *b,
     iwp_json_put_int(w, "unparsed", s->unparsed);
     iwp_json_put_f64(w, "score", s->e.value);
     iwp_json_put_f64(w, "stderr", s->e.stderr_);
-    if (is_none(r->config) && !isnan(s->e.value)) {
-        iwp_json_put_f64(w, "diff", 0);
-        iwp_json_put_f64(w, "diff_stderr", 0);
-    } else {
-        iwp_json_put_f64(w, "diff", s->has_diff ? s->diff.value : NAN);
-        iwp_json_put_f64(w, "diff_stderr", s->has_diff ? s->diff.stderr_ : NAN);
-    }
+    const struct iwp_estimate none = {NAN, NAN, 0}, zero = {0, 0, s->n};
+    put_diff(w, is_none(r->config) && !isnan(s->e.value) ? &zero : s->has_diff ? &s->diff : &none);
     iwp_json_put_f64(w, "expected_score", s->expected);
     iwp_json_put_f64(w, "visual_kept", s->kept);
     iwp_json_open_object(w, "categories");

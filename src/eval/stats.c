@@ -80,6 +80,11 @@ struct iwp_estimate iwp_stats_estimate(const struct iwp_eval_unit *u, int32_t n,
     return out;
 }
 
+void iwp_stats_interval(const struct iwp_estimate *e, double out[2]) {
+    out[0] = e->value - 1.96 * e->stderr_;
+    out[1] = e->value + 1.96 * e->stderr_;
+}
+
 double iwp_stats_quantile(const double *sorted, int32_t n, double q) {
     if (n <= 0) return NAN;
     int32_t i = (int32_t)ceil(q * n) - 1;

@@ -78,6 +78,9 @@ void iwp_eval_summary_free(struct iwp_eval_summary *s);
 /* Nothing could be answered. */
 bool iwp_eval_summary_failed(const struct iwp_eval_summary *s);
 
+/* 95 % interval of an estimate (normal): {low, high}, NaN without a standard error. */
+void iwp_stats_interval(const struct iwp_estimate *e, double out[2]);
+
 /* The value at rank q of n sorted numbers (nearest rank), NaN for none. */
 double iwp_stats_quantile(const double *sorted, int32_t n, double q);
 
