@@ -35,14 +35,24 @@ class Model:
             g = model_gguf.Reader(f.read())
         with open(os.path.join(folder, "iwp-photo-mmproj.gguf"), "rb") as f:
             m = model_gguf.Reader(f.read())
-        self.tok = tokenizer.Tokenizer(g.keys)
-        self.dec = lm.Decoder(g, rank=0, dtype=dtype)
+        self.take(g, dtype)
         self.proj = lm.Projector()
         t = lambda k: torch.from_numpy(m.array(k))
         with torch.no_grad():
             for p, k in ((self.proj.norm, "v.post_ln"), (self.proj.a, "mm.0"), (self.proj.b, "mm.2")):
                 p.weight.copy_(t(k + ".weight"))
                 p.bias.copy_(t(k + ".bias"))
+
+    def take(self, gguf, dtype):
+        self.tok = tokenizer.Tokenizer(gguf.keys)
+        self.dec = lm.Decoder(gguf, rank=0, dtype=dtype)
+
+    @classmethod
+    def language_model(cls, dtype):
+        """The base language model as it came: no picture, nothing of ours."""
+        self = cls.__new__(cls)
+        self.take(parts.base_lm(), dtype)
+        return self
 
     @torch.no_grad()
     def score(self, groups, feats):
@@ -143,10 +153,12 @@ def captions(model, a):
     groups = [questions.photo_groups([r], 0)[0][:1] for r in rows]
     sums = collections.defaultdict(lambda: [0.0, 0])
     per = collections.defaultdict(list)
+    base = Model.language_model(model.dec.dtype)
     for idx in in_batches(len(rows)):
         g = [groups[i] for i in idx]
-        for name, x in (("right picture", take(f, idx)), ("wrong picture", take(f, [(i + 37) % len(rows) for i in idx])), ("no picture", None)):
-            r = model.score(g, x)
+        for name, net, x in (("right picture", model, take(f, idx)), ("wrong picture", model, take(f, [(i + 37) % len(rows) for i in idx])),
+                             ("no picture", model, None), ("no picture, language model untouched", base, None)):
+            r = net.score(g, x)
             sums[name][0] += sum(t[0] for t in r)
             sums[name][1] += sum(t[1] for t in r)
             for k in range(len(idx)):
