@@ -270,10 +270,15 @@ static int finish_set(struct iwp_eval_set *set, const char *path, iwp_err *err) 
     iwp_sha256_init(&h);
     for (int32_t i = 0; i < set->n; i++) k[i] = (struct key){set->at[i].id, i};
     qsort(k, (size_t)set->n, sizeof *k, by_text);
-    for (int32_t i = 1; i < set->n; i++)
-        if (!strcmp(k[i].text, k[i - 1].text))
-            IWP_FAIL(err, IWP_EFORMAT, "%s:%d: id '%.80s' was on line %d already", path,
-                     set->at[k[i].i].line, k[i].text, set->at[k[i - 1].i].line);
+    for (int32_t i = 1; i < set->n; i++) {
+        if (strcmp(k[i].text, k[i - 1].text)) continue;
+        if (k[i - 1].i < set->n_before)
+            IWP_FAIL(err, IWP_EFORMAT, "%s:%d: id '%.80s' was in a manifest before", path,
+                     set->at[k[i].i].line, k[i].text);
+        IWP_FAIL(err, IWP_EFORMAT, "%s:%d: id '%.80s' was on line %d already", path,
+                 set->at[k[i].i].line, k[i].text, set->at[k[i - 1].i].line);
+    }
+    set->n_before = set->n;
     for (int32_t i = 0; i < set->n; i++) k[i] = (struct key){set->at[i].path[0], i};
     qsort(k, (size_t)set->n, sizeof *k, by_text);
     for (int32_t i = 0, c = 0; i < set->n; i++) {

@@ -37,8 +37,8 @@ struct iwp_eval_sample {
 struct iwp_eval_set {
     struct iwp_eval_task *task;
     struct iwp_eval_sample *at; /* [n] */
-    int32_t n, cap;
-    char hash[65]; /* SHA-256 of its lines */
+    int32_t n, cap, n_before;   /* n_before: of earlier manifests */
+    char hash[65];              /* SHA-256 of its lines */
 };
 
 struct iwp_eval_data {
