@@ -1,5 +1,6 @@
 """What iwp eval takes and refuses, from outside, on the golden checkpoint: manifests with mistakes, pictures that cannot
-be read, questions that are too long, results folders of other runs, --limit, seeds."""
+be read, questions that are too long, results folders of other runs, --limit, seeds, frames of a
+video."""
 import json
 import os
 import shutil
@@ -156,11 +157,31 @@ def seeds():
     check({r["prune"]: len(r.get("seed_scores", [])) for r in results("seeds")} == dict(none=0, iwp=0, random=5), "seeds in results.json")
 
 
+def video():
+    """The same frames as a folder, a .txt list and an array, unpruned and pruned; no film, so no FFmpeg."""
+    frames = os.path.join(t, "frames")
+    os.mkdir(frames)
+    names = ["%02d.png" % i for i in range(4)]
+    for name in names:
+        shutil.copy(os.path.join(os.path.dirname(small), "video", name), frames)
+    with open(os.path.join(t, "frames.txt"), "w") as f:
+        f.writelines("frames/%s\n" % name for name in names)
+    given = ["frames", "frames.txt", ["frames/" + name for name in names], ["frames/" + name for name in names[::-1]]]
+    run(*grid(manifest("v.jsonl", [row(i, image=None, video=v, question="What happens?") for i, v in enumerate(given)]), "video"))
+    for config, share in (("none", 1), ("iwp-0.5", 0.5)):
+        got = [(r.get("error"), r["answer"], r["visual"], r["kept"], r["keep_bits"]) for r in
+               sorted(lines("video", config, "samples_toy.jsonl"), key=lambda r: r["doc_id"])]
+        check(len(got) == 4 and got[0][0] is None and got[0] == got[1] == got[2], "%s: folder, list, array: %s" % (config, got))
+        check(got[0][3] == round(share * got[0][2]) > 0, "%s keeps %d of %d" % (config, got[0][3], got[0][2]))
+        check(share == 1 or got[3][4] != got[0][4], "the order of frames changes nothing")
+    check([r["errors"] for r in results("video")] == [0, 0], "errors: %s" % results("video"))
+
+
 t = tempfile.mkdtemp()
 try:
     model, tower = os.path.join(t, "m.gguf"), os.path.join(t, "p.gguf")
     run("convert", os.path.join(golden, "models", "llava-ov"), "-o", model, "--mmproj", tower, "--type", "f32")
-    for part in (mistakes, unreadable, other_runs, limit, seeds):
+    for part in (mistakes, unreadable, other_runs, limit, seeds, video):
         part()
 finally:
     shutil.rmtree(t)
