@@ -2,10 +2,10 @@
 # (numpy, Pillow) is fetched into out/python when the system has none.
 .PHONY: model data train-model model-table
 
-model:
+model: ## the shipped model, fetched and joined in ~/.cache/iwp/models
 	scripts/get-model
 
-data:
+data: ## manifests of the generated tasks in out/data
 	@python3 -c 'import PIL, numpy' 2>/dev/null || [ -d out/python ] || \
 	  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target out/python numpy pillow
 	PYTHONPATH=out/python python3 train/manifests.py --out $${IWP_DATA:-out/data}

@@ -256,15 +256,25 @@ static int make_cells(const struct iwp_prompt_image *m, const struct iwp_session
     return 0;
 }
 
+/* What the grid covers of the drawn picture; frames of a video are kept smaller than they came. */
+static void grid_view(const struct iwp_prompt_image *m, const struct cells *c,
+                      const struct iwp_image *drawn, float view[4]) {
+    iwp_pre_grid_box(&m->plan, c->first, view);
+    for (int i = 0; i < 4 && drawn && drawn->rgb; i++)
+        view[i] *= i & 1 ? (float)drawn->h / (float)m->plan.h : (float)drawn->w / (float)m->plan.w;
+}
+
 static struct iwp_sheet make_sheet(const struct iwp_prompt_image *m, const struct cells *c,
                                    bool scores) {
-    return (struct iwp_sheet){.n = c->n,
-                              .rows = c->rows,
-                              .cols = c->cols,
-                              .kept = c->kept,
-                              .scores = scores ? c->scores : NULL,
-                              .frame = scores ? NULL : m->frame,
-                              .stride = m->plan.temporal > 1 ? m->plan.temporal : 1};
+    struct iwp_sheet s = {.n = c->n,
+                          .rows = c->rows,
+                          .cols = c->cols,
+                          .kept = c->kept,
+                          .scores = scores ? c->scores : NULL,
+                          .frame = scores ? NULL : m->frame,
+                          .stride = m->plan.temporal > 1 ? m->plan.temporal : 1};
+    grid_view(m, c, m->frame, s.view);
+    return s;
 }
 
 /* Over the picture, or as a map of its own shaded by score; a video's frames as a contact sheet. */
@@ -274,13 +284,14 @@ static int draw_png(const struct iwp_prompt_image *m, const struct cells *c, boo
         const struct iwp_sheet s = make_sheet(m, c, scores);
         return iwp_sheet_write_png(&s, path, err);
     }
-    const struct iwp_overlay o = {.rows = c->rows,
-                                  .cols = c->cols,
-                                  .kept = c->kept,
-                                  .scores = scores ? c->scores : NULL,
-                                  .rgb = scores ? NULL : m->picture.rgb,
-                                  .width = m->picture.w,
-                                  .height = m->picture.h};
+    struct iwp_overlay o = {.rows = c->rows,
+                            .cols = c->cols,
+                            .kept = c->kept,
+                            .scores = scores ? c->scores : NULL,
+                            .rgb = scores ? NULL : m->picture.rgb,
+                            .width = m->picture.w,
+                            .height = m->picture.h};
+    grid_view(m, c, &m->picture, o.view);
     return iwp_overlay_write_png(&o, path, err);
 }
 

@@ -242,18 +242,16 @@ static void place(const struct iwp_pre_plan *plan, const double f[4], const doub
     for (int i = 0; i < 4; i++) {
         int axis = i & 1;
         double size = axis ? plan->h : plan->w;
-        double v = (f[i] * unit[axis] - (axis ? top : left)) * size / (axis ? ph : pw);
-        box[i] = (float)(v < 0 ? 0 : v > size ? size : v);
+        box[i] = (float)((f[i] * unit[axis] - (axis ? top : left)) * size / (axis ? ph : pw));
     }
 }
 
-void iwp_pre_row_box(const struct iwp_pre_plan *plan, const struct iwp_pre_row *row, float box[4]) {
-    memset(box, 0, 4 * sizeof *box);
-    if (row->n == 0) return;
-    double f[4] = {row->x, row->y, row->x + 1, row->y + 1};
+/* Cells f[0], f[1] up to f[2], f[3] of a grid in pixels of the original, not clipped. */
+static void cells_box(const struct iwp_pre_plan *plan, int32_t grid, const double f[4],
+                      float box[4]) {
     int32_t gr, gc;
-    iwp_pre_grid(plan, row->grid, &gr, &gc);
-    if (plan->rows && row->grid == 1) {
+    iwp_pre_grid(plan, grid, &gr, &gc);
+    if (plan->rows && grid == 1) {
         /* Features cover the part of a tile that whole patches fill; treat a tile as side features
          * across its full width, which is what the neighbouring tile's first feature assumes. */
         double tile_w = (double)plan->canvas_w / (plan->cols * plan->side);
@@ -271,6 +269,24 @@ void iwp_pre_row_box(const struct iwp_pre_plan *plan, const struct iwp_pre_row *
     const bool squashed = plan->rows && plan->kind == IWP_PRE_LLAVA_OV;
     place(plan, f, unit, squashed ? 0 : plan->pad_left, squashed ? 0 : plan->pad_top,
           squashed ? cw : plan->resized_w, squashed ? ch : plan->resized_h, box);
+}
+
+void iwp_pre_row_box(const struct iwp_pre_plan *plan, const struct iwp_pre_row *row, float box[4]) {
+    memset(box, 0, 4 * sizeof *box);
+    if (row->n == 0) return;
+    const double f[4] = {row->x, row->y, row->x + 1, row->y + 1};
+    cells_box(plan, row->grid, f, box);
+    for (int i = 0; i < 4; i++) {
+        const float size = (float)(i & 1 ? plan->h : plan->w);
+        box[i] = box[i] < 0 ? 0 : box[i] > size ? size : box[i];
+    }
+}
+
+void iwp_pre_grid_box(const struct iwp_pre_plan *plan, int32_t grid, float box[4]) {
+    int32_t rows, cols;
+    iwp_pre_grid(plan, grid, &rows, &cols);
+    const double f[4] = {0, 0, cols, rows};
+    cells_box(plan, grid, f, box);
 }
 
 /* ---- shared steps ------------------------------------------------------------------------ */

@@ -150,6 +150,9 @@ void iwp_pre_grid(const struct iwp_pre_plan *plan, int32_t grid, int32_t *rows, 
 /* The rectangle of the original picture a token looks at, as x0, y0, x1, y1 in pixels, clipped to
  * the picture; all 0 for a newline. */
 void iwp_pre_row_box(const struct iwp_pre_plan *plan, const struct iwp_pre_row *row, float box[4]);
+/* The same of a whole grid, not clipped: it ends beyond the picture where the model pads, and before
+ * its edge where it crops. */
+void iwp_pre_grid_box(const struct iwp_pre_plan *plan, int32_t grid, float box[4]);
 
 /* ---- Qwen2.5-VL tower -------------------------------------------------------------------- */
 

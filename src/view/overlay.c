@@ -4,13 +4,14 @@
 #include <errno.h>
 #include <math.h>
 #include <png.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/file.h"
 
-enum { MAX_SIDE = 8192, TARGET = 768 };
+enum { MAX_SIDE = 8192, TARGET = 768, PADDING = 120 };
 
 static const uint8_t edge_color[3] = {255, 214, 64};
 
@@ -34,15 +35,29 @@ int iwp_overlay_size(const struct iwp_overlay *o, int32_t *width, int32_t *heigh
     return 0;
 }
 
+/* First and last picture pixel (exclusive) under drawn pixel `at` of `n`; false in the padding. */
+static bool span(double from, double to, int32_t at, int32_t n, int32_t size, int32_t *a,
+                 int32_t *b) {
+    const double step = (to - from) / n;
+    const double lo = floor(from + at * step + 1e-6), hi = floor(from + (at + 1) * step + 1e-6);
+    if (lo < 0 || lo >= size) return false;
+    *a = (int32_t)lo;
+    *b = hi <= lo ? *a + 1 : hi > size ? size : (int32_t)hi;
+    return true;
+}
+
 /* Mean of the picture under one output pixel (area average down, nearest up). */
 static void sample(const struct iwp_overlay *o, int32_t x, int32_t y, int32_t w, int32_t h,
                    uint8_t px[3]) {
-    int32_t x0 = (int32_t)((int64_t)x * o->width / w),
-            x1 = (int32_t)((int64_t)(x + 1) * o->width / w);
-    int32_t y0 = (int32_t)((int64_t)y * o->height / h),
-            y1 = (int32_t)((int64_t)(y + 1) * o->height / h);
-    if (x1 <= x0) x1 = x0 + 1;
-    if (y1 <= y0) y1 = y0 + 1;
+    const float *v = o->view;
+    const bool part = v[2] > v[0] && v[3] > v[1];
+    int32_t x0, x1, y0, y1;
+    if (!span(part ? (double)v[0] : 0, part ? (double)v[2] : o->width, x, w, o->width, &x0, &x1) ||
+        !span(part ? (double)v[1] : 0, part ? (double)v[3] : o->height, y, h, o->height, &y0,
+              &y1)) {
+        memset(px, PADDING, 3);
+        return;
+    }
     uint64_t sum[3] = {0, 0, 0}, n = (uint64_t)(x1 - x0) * (uint64_t)(y1 - y0);
     for (int32_t j = y0; j < y1; j++)
         for (int32_t i = x0; i < x1; i++)

@@ -14,7 +14,10 @@ struct iwp_overlay {
     const float *scores;   /* [rows * cols] or NULL: shades kept cells when there is no picture */
     const uint8_t *rgb;    /* [height][width][3] or NULL: no picture */
     int32_t width, height; /* of rgb */
-    int32_t cell;          /* pixels per cell; 0 = chosen so that the long side is about 768 */
+    float view
+        [4]; /* x0, y0, x1, y1: what the grid covers, in pixels of rgb; beyond it lies padding, which
+                      is drawn grey.  All 0: the whole picture */
+    int32_t cell; /* pixels per cell; 0 = chosen so that the long side is about 768 */
 };
 
 /* Size of the drawing in pixels. */

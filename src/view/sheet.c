@@ -43,14 +43,15 @@ static int draw(const struct iwp_sheet *s, const struct iwp_sheet_layout *l, uin
     memset(out, 12, (size_t)l->width * (size_t)l->height * 3);
     for (int32_t i = 0; i < s->n; i++) {
         const struct iwp_image *im = s->frame ? &s->frame[(size_t)i * (size_t)s->stride] : NULL;
-        const struct iwp_overlay o = {.rows = s->rows,
-                                      .cols = s->cols,
-                                      .kept = s->kept + (size_t)i * area,
-                                      .scores = s->scores ? s->scores + (size_t)i * area : NULL,
-                                      .rgb = im ? im->rgb : NULL,
-                                      .width = im ? im->w : 0,
-                                      .height = im ? im->h : 0,
-                                      .cell = l->cell};
+        struct iwp_overlay o = {.rows = s->rows,
+                                .cols = s->cols,
+                                .kept = s->kept + (size_t)i * area,
+                                .scores = s->scores ? s->scores + (size_t)i * area : NULL,
+                                .rgb = im ? im->rgb : NULL,
+                                .width = im ? im->w : 0,
+                                .height = im ? im->h : 0,
+                                .cell = l->cell};
+        memcpy(o.view, s->view, sizeof o.view);
         int32_t x, y;
         IWP_TRY(iwp_overlay_draw(&o, one, err));
         iwp_sheet_place(s, l, i, &x, &y);

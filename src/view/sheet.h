@@ -13,6 +13,7 @@ struct iwp_sheet {
     const float *scores;           /* [n][rows * cols] or NULL: shades when there are no pictures */
     const struct iwp_image *frame; /* [n * stride] or NULL: no pictures */
     int32_t stride;                /* pictures for each; the first is drawn */
+    float view[4];                 /* of each, as in struct iwp_overlay */
 };
 
 /* Frames beside each other, and pixels of a token's cell. */

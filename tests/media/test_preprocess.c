@@ -590,6 +590,22 @@ static void test_boxes(void) {
         CHECK(end[0] > 985 && end[1] > 605);
         free(r);
     }
+    /* What a grid covers: a square around a letterboxed picture, the middle of a cropped one. */
+    struct iwp_pre_plan q;
+    float box[4];
+    CHECK(iwp_pre_plan_make(&p[2], 1000, 500, 1, IWP_PRE_SINGLE, &q, NULL) == 0);
+    iwp_pre_grid_box(&q, 0, box);
+    CHECK_NEAR(box[0], 0, 0.01);
+    CHECK_NEAR(box[1], -250, 0.01);
+    CHECK_NEAR(box[2], 1000, 0.01);
+    CHECK_NEAR(box[3], 750, 0.01);
+    p[2].aspect = IWP_PRE_CROP;
+    CHECK(iwp_pre_plan_make(&p[2], 1000, 500, 1, IWP_PRE_SINGLE, &q, NULL) == 0);
+    iwp_pre_grid_box(&q, 0, box);
+    CHECK_NEAR(box[0], 250, 0.01);
+    CHECK_NEAR(box[1], 0, 0.01);
+    CHECK_NEAR(box[2], 750, 0.01);
+    CHECK_NEAR(box[3], 500, 0.01);
 }
 
 static void test_fit(void) {

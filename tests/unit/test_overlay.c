@@ -27,6 +27,32 @@ TEST(draw) {
     CHECK_INT(iwp_overlay_size(&o, &w, &h, &e), IWP_EINVAL);
 }
 
+/* A wide picture on a square canvas: bars of padding above and below it, and the picture not stretched. */
+TEST(view) {
+    static uint8_t rgb[20 * 40 * 3], kept[4 * 4], out[40 * 40 * 3];
+    memset(kept, 1, sizeof kept);
+    for (size_t i = 0; i < sizeof rgb / 3; i++)
+        rgb[3 * i] = i % 40 < 20 ? 10 : 200, rgb[3 * i + 1] = i / 40 < 10 ? 10 : 200;
+    struct iwp_overlay o = {.rows = 4,
+                            .cols = 4,
+                            .kept = kept,
+                            .rgb = rgb,
+                            .width = 40,
+                            .height = 20,
+                            .view = {0, -10, 40, 30},
+                            .cell = 10};
+    iwp_err e;
+    CHECK_INT(iwp_overlay_draw(&o, out, &e), 0);
+    const uint8_t *bar = out + (5 * 40 + 5) * 3, *upper = out + (15 * 40 + 5) * 3,
+                  *lower = out + (25 * 40 + 35) * 3, *below = out + (35 * 40 + 35) * 3;
+    CHECK(bar[0] == 120 && bar[1] == 120 && bar[2] == 120 && below[0] == 120);
+    CHECK(upper[0] == 10 && upper[1] == 10 && lower[0] == 200 && lower[1] == 200);
+    /* Cropped: only the lower right quarter is seen. */
+    memcpy(o.view, (float[4]){20, 10, 40, 20}, sizeof o.view);
+    CHECK_INT(iwp_overlay_draw(&o, out, &e), 0);
+    CHECK(bar[0] == 200 && bar[1] == 200 && below[0] == 200 && below[1] == 200);
+}
+
 TEST(png) {
     char path[] = "/tmp/iwp-test-XXXXXX";
     close(mkstemp(path));
@@ -90,6 +116,7 @@ TEST(sheet) {
 int main(void) {
     test_sheet();
     test_draw();
+    test_view();
     test_png();
     return test_done();
 }
