@@ -143,11 +143,8 @@ static int set_prune(struct chat *c, const char *method, const char *keep, iwp_e
     bool use;
     enum iwp_positions pos;
     IWP_TRY(iwp_engine_prune(&a, &p, &use, &pos, err));
-    if (method) {
-        char *m = copy(method); /* lives as long as the process, like argv */
-        IWP_REQUIRE(m, err, IWP_ENOMEM, "out of memory");
-        a.method = m;
-    }
+    if (method)
+        a.method = use ? iwp_method_info(p.method)->name : "none"; /* the line is not ours */
     a.opt = c->j->prune_args.opt;
     if (method) a.opt.n = 0;
     c->j->prune_args = a;
