@@ -4,8 +4,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
 
-from serve import Server, chat_body, check, convert, finish, folder, images, picture, text
+from serve import Server, chat_body, check, convert, finish, folder, images, iwp, picture, text
 
 with folder() as tmp:
     model, mmproj = convert(tmp)
@@ -173,6 +174,14 @@ with folder() as tmp:
             check("SDK error", False, "accepted")
         except openai.BadRequestError as x:
             check("SDK error", x.status_code == 400 and "nope" in str(x.body), x.body)
+
+    # ---- a second server on the same port
+    try:
+        again = subprocess.run([iwp, "serve", "-m", model, "-mm", mmproj, "--port", str(s.port), "-t", "1"],
+                               capture_output=True, text=True, timeout=20)
+        check("taken port", again.returncode == 1 and "in use" in again.stderr, (again.returncode, again.stderr[-300:]))
+    except subprocess.TimeoutExpired:
+        check("taken port", False, "both listen")
 
     # ---- metrics, log, end
     text_ = s.get("/metrics")[1].decode()
