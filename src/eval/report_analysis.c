@@ -9,22 +9,10 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "eval/base64.h"
+#include "eval/html.h"
 #include "eval/results.h"
 
 enum { MAX_ANALYSIS = 64, MAX_NAME = 64, MAX_JSON = 16 << 20, MAX_PICTURE = 8 << 20 };
-
-static void escape(FILE *f, const char *s) {
-    for (; *s; s++) {
-        if (*s == '<')
-            fputs("&lt;", f);
-        else if (*s == '&')
-            fputs("&amp;", f);
-        else if (*s == '"')
-            fputs("&quot;", f);
-        else
-            fputc(*s, f);
-    }
-}
 
 static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
@@ -66,18 +54,18 @@ static bool put(const char *dir, const char *name, bool first, FILE *f) {
         if (iwp_file_read(path, MAX_PICTURE, &svg, &n_svg, NULL) >= 0) { /* has its title in it */
             char *text = iwp_eval_base64(svg, n_svg);
             fputs("<img style=\"max-width:100%;height:auto\" alt=\"", f);
-            escape(f, text_of(doc, "title"));
+            iwp_html_text(f, text_of(doc, "title"));
             fputs("\" src=\"data:image/svg+xml;base64,", f);
             fputs(text ? text : "", f);
             fputs("\">", f);
             free(text);
         } else {
             fputs("<figcaption>", f);
-            escape(f, text_of(doc, "title"));
+            iwp_html_text(f, text_of(doc, "title"));
             fputs("</figcaption>", f);
         }
         fputs("<pre style=\"white-space:pre-wrap;overflow-wrap:anywhere;font-size:.8rem\">", f);
-        escape(f, text_of(doc, "text"));
+        iwp_html_text(f, text_of(doc, "text"));
         fputs("</pre></figure>\n", f);
     }
     cJSON_Delete(doc);

@@ -4,27 +4,14 @@
 #include <string.h>
 
 #include "eval/html.h"
-
-struct axis {
-    double lo, hi, step;
-};
-
-static struct axis nice(double lo, double hi) {
-    if (!(hi > lo)) {
-        lo -= fabs(lo) * 0.05 + 0.5;
-        hi += fabs(hi) * 0.05 + 0.5;
-    }
-    const double raw = (hi - lo) / 4, p = pow(10, floor(log10(raw))), m = raw / p;
-    const double step = p * (m <= 1 ? 1 : m <= 2 ? 2 : m <= 2.5 ? 2.5 : m <= 5 ? 5 : 10);
-    return (struct axis){floor(lo / step) * step, ceil(hi / step) * step, step};
-}
+#include "view/axis.h"
 
 enum { W = 460, H = 270, LEFT = 46, RIGHT = 12, TOP = 10, BOTTOM = 38 };
 
-static double at_x(struct axis a, double v) {
+static double at_x(struct iwp_axis a, double v) {
     return (double)LEFT + (v - a.lo) / (a.hi - a.lo) * (W - LEFT - RIGHT);
 }
-static double at_y(struct axis a, double v) {
+static double at_y(struct iwp_axis a, double v) {
     return H - BOTTOM - (v - a.lo) / (a.hi - a.lo) * (H - TOP - BOTTOM);
 }
 
@@ -42,7 +29,7 @@ static int by_x(const void *a, const void *b) {
     return p->x < q->x ? -1 : p->x > q->x;
 }
 
-static void draw_axes(FILE *f, struct axis x, struct axis y, const char *label) {
+static void draw_axes(FILE *f, struct iwp_axis x, struct iwp_axis y, const char *label) {
     for (double v = y.lo; v <= y.hi + y.step / 2; v += y.step)
         fprintf(
             f,
@@ -72,7 +59,8 @@ static void plot(const struct iwp_eval_book *b, int32_t task, bool time,
         y0 = fmin(y0, r->s.e.value - e), y1 = fmax(y1, r->s.e.value + e);
     }
     if (!(x1 >= x0)) return;
-    const struct axis ax = nice(time ? x0 : 0, time ? x1 : 100), ay = nice(y0, y1);
+    const struct iwp_axis ax = iwp_axis_nice(time ? x0 : 0, time ? x1 : 100),
+                          ay = iwp_axis_nice(y0, y1);
     fputs("<figure><figcaption>", f);
     iwp_html_text(f, b->run.task[task].task->title);
     fprintf(f, "%s</figcaption><svg viewBox=\"0 0 %d %d\" role=\"img\">\n",
@@ -140,7 +128,7 @@ static void bars(const struct iwp_eval_book *b, int32_t task, const struct iwp_h
     int32_t n_bar = 0;
     for (int32_t k = 0; k < n_cv; k++) n_bar += !iwp_book_is_none(cv[k].c);
     if (!n || !n_bar) return;
-    const struct axis ay = nice(lo, hi);
+    const struct iwp_axis ay = iwp_axis_nice(lo, hi);
     const double group = (double)(W - LEFT - RIGHT) / n, bar = fmin(group * 0.84 / n_bar, 34);
     fputs("<figure class=\"bars\"><figcaption>", f);
     iwp_html_text(f, run->task[task].task->title);

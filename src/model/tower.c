@@ -509,6 +509,14 @@ static int place_graph(struct iwp_tower *t, struct iwp_sched *s, struct ggml_cgr
     return iwp_sched_alloc(s, err);
 }
 
+void iwp_vit_outputs(struct ggml_cgraph *g, struct ggml_tensor **out, int n) {
+    for (int i = 0; i < n; i++) {
+        if (!out[i]) continue;
+        ggml_set_output(out[i]);
+        ggml_build_forward_expand(g, out[i]);
+    }
+}
+
 int iwp_vit_place_graph(struct iwp_tower *t, struct ggml_cgraph *g, iwp_err *err) {
     if (t->replan) IWP_TRY(iwp_sched_replan(t->sched, err));
     t->replan = false;

@@ -67,6 +67,8 @@ struct ggml_tensor *iwp_vit_linear(struct ggml_context *ctx, struct ggml_tensor 
 struct ggml_tensor *iwp_vit_projector(const struct iwp_tower *t, struct ggml_context *ctx,
                                       struct ggml_tensor *x);
 
+/* Tensors that are read after the graph has run; NULL ones are passed over. */
+void iwp_vit_outputs(struct ggml_cgraph *g, struct ggml_tensor **out, int n);
 /* Memory for a graph that is complete; keeps it on the CPU. */
 int iwp_vit_place_graph(struct iwp_tower *t, struct ggml_cgraph *g, iwp_err *err);
 

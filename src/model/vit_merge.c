@@ -107,12 +107,7 @@ static struct ggml_tensor *input(struct ggml_tensor *t) {
 }
 
 static int finish(struct iwp_tower *t, struct graph *g, iwp_err *err) {
-    struct ggml_tensor *outs[2] = {g->out, g->k};
-    for (int i = 0; i < 2; i++) {
-        if (!outs[i]) continue;
-        ggml_set_output(outs[i]);
-        ggml_build_forward_expand(g->g, outs[i]);
-    }
+    iwp_vit_outputs(g->g, (struct ggml_tensor *[]){g->out, g->k}, 2);
     t->replan = true; /* graphs of several forms take turns */
     return iwp_vit_place_graph(t, g->g, err);
 }

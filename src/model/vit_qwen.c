@@ -89,12 +89,7 @@ static int build(struct iwp_tower *t, const struct frame *fr, const struct iwp_t
     }
     g->vision = x;
     g->row = iwp_vit_projector(t, ctx, x);
-    struct ggml_tensor *outs[4] = {g->row, g->vision, g->q, g->k};
-    for (int i = 0; i < 4; i++) {
-        if (!outs[i]) continue;
-        ggml_set_output(outs[i]);
-        ggml_build_forward_expand(g->g, outs[i]);
-    }
+    iwp_vit_outputs(g->g, (struct ggml_tensor *[]){g->row, g->vision, g->q, g->k}, 4);
     return iwp_vit_place_graph(t, g->g, err);
 }
 

@@ -51,12 +51,7 @@ static int build(struct iwp_tower *t, int32_t n, const struct iwp_tower_want *wa
         x = ggml_reshape_2d(ctx, ggml_cont(ctx, x), d, np * n);
     }
     g->row = iwp_vit_projector(t, ctx, x);
-    struct ggml_tensor *outs[4] = {g->row, g->vision, g->q, g->k};
-    for (int i = 0; i < 4; i++) {
-        if (!outs[i]) continue;
-        ggml_set_output(outs[i]);
-        ggml_build_forward_expand(g->g, outs[i]);
-    }
+    iwp_vit_outputs(g->g, (struct ggml_tensor *[]){g->row, g->vision, g->q, g->k}, 4);
     return iwp_vit_place_graph(t, g->g, err);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/file.h"
+#include "view/axis.h"
 
 static const char ink[] = "#1c2430", soft[] = "#5b6675", grid[] = "#e4e8ee",
                   none_fill[] = "#f0f2f5";
@@ -119,37 +120,21 @@ int iwp_chart_write(struct iwp_chart *c, const char *path, iwp_err *err) {
 
 /* ---- axes -------------------------------------------------------------------------------------------- */
 
-struct axis {
-    double lo, hi, step;
-    bool logarithmic; /* lo and hi are powers of ten then */
-};
-
-static struct axis nice(double lo, double hi) {
-    if (!(hi > lo)) {
-        lo -= fabs(lo) * 0.05 + 0.5;
-        hi += fabs(hi) * 0.05 + 0.5;
-    }
-    const double raw = (hi - lo) / 4, p = pow(10, floor(log10(raw))), m = raw / p;
-    const double step = p * (m <= 1 ? 1 : m <= 2 ? 2 : m <= 2.5 ? 2.5 : m <= 5 ? 5 : 10);
-    return (struct axis){floor(lo / step + 1e-9) * step, ceil(hi / step - 1e-9) * step, step,
-                         false};
-}
-
 /* Whole powers of ten; at most about six labels. */
-static struct axis powers(double lo, double hi) {
-    struct axis a = {floor(log10(lo) + 1e-9), ceil(log10(hi) - 1e-9), 1, true};
+static struct iwp_axis powers(double lo, double hi) {
+    struct iwp_axis a = {floor(log10(lo) + 1e-9), ceil(log10(hi) - 1e-9), 1, true};
     if (!(a.hi > a.lo)) a.hi = a.lo + 1;
     a.step = ceil((a.hi - a.lo) / 6);
     return a;
 }
 
-static double along(struct axis a, double v) { /* 0 to 1 */
+static double along(struct iwp_axis a, double v) { /* 0 to 1 */
     const double x = a.logarithmic ? (v > 0 ? log10(v) : a.lo) : v;
     const double t = (x - a.lo) / (a.hi - a.lo);
     return t < 0 ? 0 : t > 1 ? 1 : t;
 }
 
-static void tick_text(struct axis a, double v, char out[32]) {
+static void tick_text(struct iwp_axis a, double v, char out[32]) {
     if (a.logarithmic && (v < -3 || v > 4))
         snprintf(out, 32, "1e%.0f", v);
     else
@@ -342,7 +327,7 @@ struct iwp_chart_box iwp_chart_heat(struct iwp_chart *c, double x, double y,
 
 /* ---- bars -------------------------------------------------------------------------------------------- */
 
-static struct axis bar_axis(const struct iwp_chart_bars *b) {
+static struct iwp_axis bar_axis(const struct iwp_chart_bars *b) {
     double lo = NAN, hi = NAN;
     for (int32_t i = 0; i < b->n; i++) {
         const struct iwp_chart_bar *r = &b->bar[i];
@@ -360,7 +345,7 @@ static struct axis bar_axis(const struct iwp_chart_bars *b) {
     if (b->logarithmic) return powers(lo, hi);
     if (isnan(b->lo) && lo > 0) lo = 0;
     if (isnan(b->hi) && hi < 0) hi = 0;
-    return nice(lo, hi);
+    return iwp_axis_nice(lo, hi);
 }
 
 struct iwp_chart_box iwp_chart_bars(struct iwp_chart *c, double x, double y,
@@ -373,7 +358,7 @@ struct iwp_chart_box iwp_chart_bars(struct iwp_chart *c, double x, double y,
         names = fmax(names, text_width(b->bar[i].name) * bold);
         notes = fmax(notes, text_width(b->bar[i].note));
     }
-    const struct axis a = bar_axis(b);
+    const struct iwp_axis a = bar_axis(b);
     const double left = x + names + 10, top = y + 24, bottom = top + ROW * b->n;
     const double base = left + plot * along(a, a.logarithmic ? 0 : fmax(0, a.lo));
     put_text(c, x, y + 12, (struct style){.fill = ink, .size = 13, .bold = true}, b->title);
@@ -435,7 +420,8 @@ struct iwp_chart_box iwp_chart_lines(struct iwp_chart *c, double x, double y,
     if (!isnan(l->y_hi)) y1 = l->y_hi;
     if (isnan(x0) || isnan(x1)) x0 = l->log_x ? 0.1 : 0, x1 = 1;
     if (isnan(y0) || isnan(y1)) y0 = 0, y1 = 1;
-    const struct axis ax = l->log_x ? powers(x0, x1) : nice(x0, x1), ay = nice(y0, y1);
+    const struct iwp_axis ax = l->log_x ? powers(x0, x1) : iwp_axis_nice(x0, x1),
+                          ay = iwp_axis_nice(y0, y1);
     const double left = x + 62, top = y + 26, right = left + W, bottom = top + H;
     char text[32];
     put_text(c, x, y + 12, (struct style){.fill = ink, .size = 13, .bold = true}, l->title);
