@@ -1,18 +1,7 @@
-/* AMX: 2 × 2 tiles of sums, two of rows, two of columns; see gemm.h.
- *
- * Tile configurations belong to threads.  ggml sets its own once per thread and relies on it, so every
- * call here puts back what it found. */
+/* AMX: 2 × 2 tiles of sums, two of rows, two of columns; see gemm.h. */
 #if defined(__x86_64__)
 #include "kern/gemm_body.h"
-
-struct config {
-    uint8_t palette, start, zero[14];
-    uint16_t colsb[16];
-    uint8_t rows[16];
-};
-static const struct config whole = {.palette = 1,
-                                    .colsb = {64, 64, 64, 64, 64, 64, 64, 64},
-                                    .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+#include "kern/tiles.h"
 
 static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
                  const void *next) {
@@ -48,13 +37,6 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
     _tile_stored(2, c + 512, 128);
     _tile_stored(3, c + 528, 128);
 }
-
-#define WITH_TILES(CALL)                                                                           \
-    struct config before;                                                                          \
-    _tile_storeconfig(&before);                                                                    \
-    _tile_loadconfig(&whole);                                                                      \
-    CALL;                                                                                          \
-    _tile_loadconfig(&before)
 
 static void tile_once(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
                       const void *next) {

@@ -6,78 +6,12 @@
 
 #include "kern/gemm.h"
 #include "kern/gemm_sizes.h"
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+#include "kern/vec16.h"
 
 enum { BLOCK = 32 * 32 }; /* values of a packed block */
 
 static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
-
-static inline vf load(const float *p) {
-    vf v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-static inline void save(float *p, vf v) { memcpy(p, &v, sizeof v); }
-static inline vf all(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-static inline vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
-static inline vf larger(vf a, vf b) { return pick(a > b, a, b); }
-static inline vf smaller(vf a, vf b) { return pick(a < b, a, b); }
-
-static inline float sum(vf v) {
-    float s[16];
-    memcpy(s, &v, sizeof s);
-    for (int w = 8; w > 0; w /= 2)
-        for (int i = 0; i < w; i++) s[i] += s[i + w];
-    return s[0];
-}
-
-/* To nearest, ties to even; in the upper halves. */
-static inline vu round_bf16(vf v) {
-    vu u = (vu)v;
-    return u + 0x7fff + ((u >> 16) & 1);
-}
-static inline void save_bf16(uint16_t *p, vf v) {
-    vh h = __builtin_convertvector(round_bf16(v) >> 16, vh);
-    memcpy(p, &h, sizeof h);
-}
-
-/* What rounding takes away. */
-static inline vf rest(vf v) { return v - (vf)(round_bf16(v) & 0xffff0000u); }
-
-/* 1 / x to about 2^-22, x > 0. */
-static inline vf inverse(vf x) {
-#if defined(__AVX512F__)
-    vf r = (vf)_mm512_rcp14_ps((__m512)x);
-    return r * (all(2.0f) - x * r);
-#else
-    vf r = (vf)(0x7ef311c7 - (vi)x);
-    r = r * (all(2.0f) - x * r);
-    r = r * (all(2.0f) - x * r);
-    return r * (all(2.0f) - x * r);
-#endif
-}
-
-/* 2^x to 4e-6, for x in [-126, 126]; below it is that of -126. */
-static inline vf power2(vf x) {
-    const vf magic = all(12582912.0f);
-    x = smaller(larger(x, all(-126.0f)), all(126.0f));
-    vf t = x + magic;
-    vf f = x - (t - magic);
-    vf p = f * all(0.00961813f) + all(0.0555041f);
-    p = p * f + all(0.24022651f);
-    p = p * f + all(0.69314718f);
-    p = p * f + all(1.0f);
-    return (vf)((vi)p + ((vi)t << 23));
-}
 
 static inline vf sigmoid_times(vf x, vf z) {
     return x * inverse(all(1.0f) + power2(z * all(-1.44269504f)));

@@ -1,0 +1,113 @@
+/* Vectors of 16 floats for files that are compiled once per instruction set: one register with AVX-512,
+ * two with AVX2, whatever the compiler makes of them in plain C. */
+#ifndef IWP_KERN_VEC16_H
+#define IWP_KERN_VEC16_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+static inline vf load(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void save(float *p, vf v) { memcpy(p, &v, sizeof v); }
+static inline vf all(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static inline vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+static inline vf larger(vf a, vf b) { return pick(a > b, a, b); }
+static inline vf smaller(vf a, vf b) { return pick(a < b, a, b); }
+
+static inline float sum(vf v) {
+    float s[16];
+    memcpy(s, &v, sizeof s);
+    for (int w = 8; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) s[i] += s[i + w];
+    return s[0];
+}
+
+/* To nearest, ties to even; in the upper halves. */
+static inline vu round_bf16(vf v) {
+    vu u = (vu)v;
+    return u + 0x7fff + ((u >> 16) & 1);
+}
+static inline void save_bf16(uint16_t *p, vf v) {
+    vh h = __builtin_convertvector(round_bf16(v) >> 16, vh);
+    memcpy(p, &h, sizeof h);
+}
+
+/* What rounding takes away. */
+static inline vf rest(vf v) { return v - (vf)(round_bf16(v) & 0xffff0000u); }
+
+/* 1 / x to about 2^-22, x > 0. */
+static inline vf inverse(vf x) {
+#if defined(__AVX512F__)
+    vf r = (vf)_mm512_rcp14_ps((__m512)x);
+    return r * (all(2.0f) - x * r);
+#else
+    vf r = (vf)(0x7ef311c7 - (vi)x);
+    r = r * (all(2.0f) - x * r);
+    r = r * (all(2.0f) - x * r);
+    return r * (all(2.0f) - x * r);
+#endif
+}
+
+/* 2^x to 4e-6, for x in [-126, 126]; below it is that of -126. */
+static inline vf power2(vf x) {
+    const vf magic = all(12582912.0f);
+    x = smaller(larger(x, all(-126.0f)), all(126.0f));
+    vf t = x + magic;
+    vf f = x - (t - magic);
+    vf p = f * all(0.00961813f) + all(0.0555041f);
+    p = p * f + all(0.24022651f);
+    p = p * f + all(0.69314718f);
+    p = p * f + all(1.0f);
+    return (vf)((vi)p + ((vi)t << 23));
+}
+
+/* The first halves of a and b, element by element in turn; and the second halves. */
+static inline vf zip_lower(vf a, vf b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+static inline vf zip_upper(vf a, vf b) {
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                   31);
+}
+
+/* Rows become columns. */
+static inline void transpose16(vf r[16]) {
+    for (int round = 0; round < 4; round++) {
+        vf t[16];
+        for (int i = 0; i < 8; i++) {
+            t[2 * i] = zip_lower(r[i], r[i + 8]);
+            t[2 * i + 1] = zip_upper(r[i], r[i + 8]);
+        }
+        memcpy(r, t, sizeof t);
+    }
+}
+
+/* Sums of neighbours: of a in the first half, of b in the second. */
+static inline vf add_pairs(vf a, vf b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
+                                   30) +
+           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+/* Element i is the sum of r[i]. */
+static inline vf sums16(const vf r[16]) {
+    vf t[16];
+    memcpy(t, r, sizeof t);
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) t[i] = add_pairs(t[2 * i], t[2 * i + 1]);
+    return t[0];
+}
+
+#endif
