@@ -196,7 +196,8 @@ int iwp_bench_eval(int argc, char **argv) {
     struct iwp_model_args model = IWP_MODEL_ARGS_DEFAULT;
     struct iwp_log_args log = IWP_LOG_ARGS_DEFAULT;
     struct iwp_strings none = {0};
-    const struct iwp_opt_group groups[] = {{"evaluation", iwp_eval_opts, &grid},
+    const struct iwp_opt_group groups[] = {{"questions", iwp_question_opts, &grid},
+                                           {"grid", iwp_grid_opts, &grid},
                                            {"output", bench_opts, &a},
                                            {"model", iwp_model_opts, &model},
                                            {"messages", iwp_log_opts, &log},
@@ -206,8 +207,7 @@ int iwp_bench_eval(int argc, char **argv) {
     int rc = iwp_opts_parse(&command, groups, argc, argv, &none, &err);
     if (rc > 0) return 0;
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
-    if (rc >= 0 && grid.tasks.n == 0)
-        rc = iwp_err_set(&err, IWP_EINVAL, "--tasks is needed: task names or manifests");
+    if (rc >= 0) rc = iwp_eval_args_check(&grid, &err);
     if (rc < 0) return iwp_cli_usage("bench eval", &err);
     rc = work(&a, &grid, &model, &err);
     if (rc < 0)

@@ -29,6 +29,9 @@ int iwp_bench_eval(int argc, char **argv);    /* builds with the engine */
 int iwp_cli_fail(const char *cmd, const iwp_err *err);
 int iwp_cli_usage(const char *cmd, const iwp_err *err);
 
+/* What -o FORMAT (NULL: not given) says, beside --json: text or json. */
+int iwp_cli_output(const char *format, bool *json, iwp_err *err);
+
 /* Logging flags. */
 struct iwp_log_args {
     bool verbose, timestamps;

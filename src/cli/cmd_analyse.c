@@ -1,9 +1,7 @@
 /* `iwp analyse`: the paper's analyses on a loaded model (spec/iwp.md 7).  Owns the flags; the work is in
  * eval/analyse*.c. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/err.h"
 #include "base/log.h"
@@ -11,7 +9,7 @@
 #include "eval/analyse.h"
 
 struct args {
-    struct iwp_eval_args eval; /* tasks, data, limit, profile, system, frames */
+    struct iwp_eval_args eval; /* its questions */
     struct iwp_strings prune, keep, opt;
     const char *out;
     int32_t layer, tokens;
@@ -20,12 +18,8 @@ struct args {
 
 #define AT(field) offsetof(struct args, field)
 static const struct iwp_opt analyse_opts[] = {
-    {"--tasks", "A,B|FILE.jsonl", IWP_OPT_COMMAS, AT(eval.tasks), 0, 0, NULL,
-     "manifests (JSONL), NAME=FILE.jsonl to set their task, or task names found in --data"},
     {"--out", "DIR", IWP_OPT_TEXT, AT(out), 0, 0, NULL,
      "folder of the results; RESULTS/analysis appears in the report of RESULTS"},
-    {"--limit", "N", IWP_OPT_INT, AT(eval.limit), 1, INT32_MAX, NULL,
-     "about N samples per task (default: all)"},
     {"--keep", "R,...", IWP_OPT_COMMAS, AT(keep), 0, 0, NULL,
      "budgets (default 35.3%,22.2%,11.1%); where one is enough the first counts"},
     {"--prune-layer, --layer", "L", IWP_OPT_INT, AT(layer), 0, 1000, NULL,
@@ -40,15 +34,6 @@ static const struct iwp_opt analyse_opts[] = {
      "generate no answers: metrics, ablate and deletion then have no scores"},
     {"--json", NULL, IWP_OPT_FLAG, AT(json), 0, 0, NULL,
      "one JSON document on stdout instead of the texts"},
-    {"--profile", "NAME", IWP_OPT_CHOICE, AT(eval.profile), 0, 0, "lmms-0.3|lmms-0.7.2",
-     "whose prompts and scorers (default lmms-0.3)"},
-    {"--data", "DIR", IWP_OPT_TEXT, AT(eval.data), 0, 0, NULL,
-     "where NAME.jsonl or NAME/manifest.jsonl of task names are (default: IWP_DATA, out/data)"},
-    {"--task-dir", "DIR", IWP_OPT_TEXT, AT(eval.task_dir), 0, 0, NULL,
-     "more task files, NAME.json"},
-    {"-sys, --system-prompt", "TEXT", IWP_OPT_TEXT, AT(eval.system), 0, 0, NULL, "system message"},
-    {"--frames", "N", IWP_OPT_INT, AT(eval.frames), 1, 4096, NULL, "frames of a video at most"},
-    {"--fps", "F", IWP_OPT_REAL, AT(eval.fps), 0.001, 1000, NULL, "frames per second of a video"},
     IWP_OPT_END};
 #undef AT
 
@@ -139,21 +124,6 @@ static int fill_prune(const struct args *a, struct iwp_analyse_job *job, iwp_err
     return 0;
 }
 
-static int make_folders(const char *path, iwp_err *err) {
-    char p[4096];
-    IWP_REQUIRE(strlen(path) < sizeof p, err, IWP_EINVAL, "--out: path too long");
-    strcpy(p, path);
-    for (char *s = p + 1;; s++) {
-        if (*s && *s != '/') continue;
-        const char c = *s;
-        *s = 0;
-        IWP_REQUIRE(mkdir(p, 0777) == 0 || errno == EEXIST, err, IWP_EIO,
-                    "%.300s: cannot make it: %s", p, strerror(errno));
-        *s = c;
-        if (!c) return 0;
-    }
-}
-
 static int work(const struct args *a, const struct iwp_strings *names, struct iwp_model_args *model,
                 iwp_err *err) {
     const struct iwp_analysis *which[MAX_WHICH];
@@ -168,7 +138,7 @@ static int work(const struct args *a, const struct iwp_strings *names, struct iw
     int rc = find(names, which, &n, err);
     if (rc >= 0) rc = fill_prune(a, &job, err);
     if (rc >= 0) rc = iwp_eval_args_job(&a->eval, model, &run, &data, &grid, err);
-    if (rc >= 0) rc = make_folders(a->out, err);
+    if (rc >= 0) rc = iwp_eval_make_folders(a->out, err);
     if (rc >= 0) {
         job.dir = a->out;
         job.engine = grid.engine;
@@ -194,7 +164,8 @@ int iwp_cmd_analyse(int argc, char **argv) {
     struct iwp_model_args model = IWP_MODEL_ARGS_DEFAULT;
     struct iwp_log_args log = IWP_LOG_ARGS_DEFAULT;
     struct iwp_strings names = {0};
-    const struct iwp_opt_group groups[] = {{"analysis", analyse_opts, &a},
+    const struct iwp_opt_group groups[] = {{"questions", iwp_question_opts, &a.eval},
+                                           {"analysis", analyse_opts, &a},
                                            {"model", iwp_model_opts, &model},
                                            {"logging", iwp_log_opts, &log},
                                            {NULL, NULL, NULL}};
@@ -204,8 +175,7 @@ int iwp_cmd_analyse(int argc, char **argv) {
     model.type_k = model.type_v = IWP_KV_F32;
     int rc = iwp_opts_parse(&command, groups, argc, argv, &names, &err);
     if (rc == 1) goto done;
-    if (rc >= 0 && a.eval.tasks.n == 0)
-        rc = iwp_err_set(&err, IWP_EINVAL, "--tasks is needed: task names or manifests");
+    if (rc >= 0) rc = iwp_eval_args_check(&a.eval, &err);
     if (rc >= 0 && !a.out) rc = iwp_err_set(&err, IWP_EINVAL, "--out DIR is needed");
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
     if (rc >= 0) rc = iwp_cpu_check(&err);

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/err.h"
@@ -72,21 +71,6 @@ static int parse_shard(const char *s, int32_t *i, int32_t *n, iwp_err *err) {
 
 /* ---- the folder --------------------------------------------------------------------------------------- */
 
-static int make_folders(const char *path, iwp_err *err) {
-    char p[4096];
-    IWP_REQUIRE(strlen(path) < sizeof p, err, IWP_EINVAL, "--out: path too long");
-    strcpy(p, path);
-    for (char *s = p + 1;; s++) {
-        if (*s && *s != '/') continue;
-        const char c = *s;
-        *s = 0;
-        IWP_REQUIRE(mkdir(p, 0777) == 0 || errno == EEXIST, err, IWP_EIO,
-                    "%.300s: cannot make it: %s", p, strerror(errno));
-        *s = c;
-        if (!c) return 0;
-    }
-}
-
 /* One program at a time in a folder; the lock goes with the process. */
 static int lock_folder(const char *dir, iwp_err *err) {
     char path[4096];
@@ -133,7 +117,7 @@ static int work(const struct args *a, const struct iwp_eval_args *grid,
     if (rc >= 0) rc = iwp_eval_args_job(grid, model, &run, &data, &job, err);
     if (rc < 0) goto fail;
     if (run.n_shard > 1) IWP_TRY_GOTO(iwp_eval_data_shard(&data, run.shard, run.n_shard, err));
-    IWP_TRY_GOTO(make_folders(a->out, err));
+    IWP_TRY_GOTO(iwp_eval_make_folders(a->out, err));
     IWP_TRY_GOTO(lock_folder(a->out, err));
     IWP_TRY_GOTO(join_folder(&run, a->out, err));
     job.dir = a->out;
@@ -164,7 +148,8 @@ int iwp_cmd_eval(int argc, char **argv) {
     struct iwp_model_args model = IWP_MODEL_ARGS_DEFAULT;
     struct iwp_log_args log = IWP_LOG_ARGS_DEFAULT;
     struct iwp_strings none = {0};
-    const struct iwp_opt_group groups[] = {{"evaluation", iwp_eval_opts, &grid},
+    const struct iwp_opt_group groups[] = {{"questions", iwp_question_opts, &grid},
+                                           {"grid", iwp_grid_opts, &grid},
                                            {"results", run_opts, &a},
                                            {"model", iwp_model_opts, &model},
                                            {"logging", iwp_log_opts, &log},
@@ -173,8 +158,7 @@ int iwp_cmd_eval(int argc, char **argv) {
     int code = 0;
     int rc = iwp_opts_parse(&command, groups, argc, argv, &none, &err);
     if (rc == 1) goto done;
-    if (rc >= 0 && grid.tasks.n == 0)
-        rc = iwp_err_set(&err, IWP_EINVAL, "--tasks is needed: task names or manifests");
+    if (rc >= 0) rc = iwp_eval_args_check(&grid, &err);
     if (rc >= 0 && !a.out) rc = iwp_err_set(&err, IWP_EINVAL, "--out DIR is needed");
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
     if (rc >= 0) rc = iwp_cpu_check(&err);

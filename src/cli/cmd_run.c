@@ -160,12 +160,7 @@ static int once(struct iwp_run_job *j, iwp_err *err) {
 
 static int check_flags(struct iwp_run_job *j, iwp_err *err) {
     struct iwp_run_args *a = &j->args;
-    if (a->output) {
-        const bool json = strcmp(a->output, "json") == 0;
-        IWP_REQUIRE(json || strcmp(a->output, "text") == 0, err, IWP_EINVAL,
-                    "-o: '%.30s' is not one of text|json", a->output);
-        a->json = a->json || json;
-    }
+    IWP_TRY(iwp_cli_output(a->output, &a->json, err));
     IWP_REQUIRE(a->prompt || !a->json, err, IWP_EINVAL, "--json needs a question, give -p");
     IWP_REQUIRE(!a->prompt || !a->overlay || a->image.n + a->video.n > 0, err, IWP_EINVAL,
                 "--overlay: the prompt has no picture to draw on, give --image");

@@ -424,9 +424,7 @@ int iwp_cmd_select(int argc, char **argv) {
     int code = 0, rc = iwp_opts_parse(&command, groups, argc, argv, &files, &err);
     if (rc == 1) goto done;
     if (rc >= 0) rc = iwp_log_args_apply(&logs, &err);
-    if (rc >= 0 && a.output && strcmp(a.output, "json") != 0 && strcmp(a.output, "text") != 0)
-        rc = iwp_err_set(&err, IWP_EINVAL, "-o: '%.40s' is neither text nor json", a.output);
-    if (a.output && strcmp(a.output, "json") == 0) a.json = true;
+    if (rc >= 0) rc = iwp_cli_output(a.output, &a.json, &err);
     if (rc >= 0) rc = iwp_prune_args_params(&prune, "iwp", &j.params, &err);
     if (rc >= 0) rc = iwp_cpu_check(&err);
     if (rc < 0) {

@@ -18,6 +18,16 @@ int iwp_cli_fail(const char *cmd, const iwp_err *err) {
     return IWP_CLI_FAILURE;
 }
 
+int iwp_cli_output(const char *format, bool *json, iwp_err *err) {
+    if (!format) return 0;
+    const bool text = strcmp(format, "text") == 0;
+    IWP_REQUIRE(text || strcmp(format, "json") == 0, err, IWP_EINVAL,
+                "-o: '%.30s' is not one of text|json", format);
+    IWP_REQUIRE(!text || !*json, err, IWP_EINVAL, "--json and -o text exclude each other");
+    *json = !text;
+    return 0;
+}
+
 #define AT(field) offsetof(struct iwp_log_args, field)
 const struct iwp_opt iwp_log_opts[] = {
     {"-v, --verbose", NULL, IWP_OPT_FLAG, AT(verbose), 0, 0, NULL, "say everything (= -lv 4)"},

@@ -1,17 +1,31 @@
 /* From flags to a grid: see eval_args.h. */
 #include "cli/eval_args.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/err.h"
 #include "base/hash.h"
 
 #define AT(field) offsetof(struct iwp_eval_args, field)
-const struct iwp_opt iwp_eval_opts[] = {
+const struct iwp_opt iwp_question_opts[] = {
     {"--tasks", "A,B|FILE.jsonl", IWP_OPT_COMMAS, AT(tasks), 0, 0, NULL,
      "manifests (JSONL), NAME=FILE.jsonl to set their task, or task names found in --data"},
+    {"--limit", "N", IWP_OPT_INT, AT(limit), 1, INT32_MAX, NULL,
+     "about N samples per task: whole groups, all categories alike (default: all)"},
+    {"--profile", "NAME", IWP_OPT_CHOICE, AT(profile), 0, 0, "lmms-0.3|lmms-0.7.2",
+     "whose prompts and scorers (default lmms-0.3)"},
+    {"--data", "DIR", IWP_OPT_TEXT, AT(data), 0, 0, NULL,
+     "where NAME.jsonl or NAME/manifest.jsonl of task names are (default: IWP_DATA, out/data)"},
+    {"--task-dir", "DIR", IWP_OPT_TEXT, AT(task_dir), 0, 0, NULL, "more task files, NAME.json"},
+    {"-sys, --system-prompt", "TEXT", IWP_OPT_TEXT, AT(system), 0, 0, NULL, "system message"},
+    {"--frames", "N", IWP_OPT_INT, AT(frames), 1, 4096, NULL, "frames of a video at most"},
+    {"--fps", "F", IWP_OPT_REAL, AT(fps), 0.001, 1000, NULL, "frames per second of a video"},
+    IWP_OPT_END};
+const struct iwp_opt iwp_grid_opts[] = {
     {"--prune, --methods", "A,B", IWP_OPT_COMMAS, AT(prune), 0, 0, NULL,
      "pruning methods; none is the unpruned run (default none)"},
     {"--keep", "R,...", IWP_OPT_COMMAS, AT(keep), 0, 0, NULL,
@@ -31,16 +45,6 @@ const struct iwp_opt iwp_eval_opts[] = {
      "row separators are kept on top of the budget"},
     {"--seeds", "N", IWP_OPT_INT, AT(seeds), 1, 64, NULL,
      "runs of methods that draw at random (default 5)"},
-    {"--limit", "N", IWP_OPT_INT, AT(limit), 1, INT32_MAX, NULL,
-     "about N samples per task: whole groups, all categories alike"},
-    {"--profile", "NAME", IWP_OPT_CHOICE, AT(profile), 0, 0, "lmms-0.3|lmms-0.7.2",
-     "whose prompts and scorers (default lmms-0.3)"},
-    {"--data", "DIR", IWP_OPT_TEXT, AT(data), 0, 0, NULL,
-     "where NAME.jsonl or NAME/manifest.jsonl of task names are (default: IWP_DATA, out/data)"},
-    {"--task-dir", "DIR", IWP_OPT_TEXT, AT(task_dir), 0, 0, NULL, "more task files, NAME.json"},
-    {"-sys, --system-prompt", "TEXT", IWP_OPT_TEXT, AT(system), 0, 0, NULL, "system message"},
-    {"--frames", "N", IWP_OPT_INT, AT(frames), 1, 4096, NULL, "frames of a video at most"},
-    {"--fps", "F", IWP_OPT_REAL, AT(fps), 0.001, 1000, NULL, "frames per second of a video"},
     IWP_OPT_END};
 #undef AT
 
@@ -197,6 +201,37 @@ static int check_option(const struct iwp_eval_args *a, const char *o, const char
                        (int)(n < 60 ? n : 60), o);
 }
 
+/* Budgets are read whatever the methods are: a wrong one is a mistake beside `none` too. */
+static int read_budgets(const struct iwp_eval_args *a, double *keep, int32_t *count, iwp_err *err) {
+    for (int32_t k = 0; k < a->keep.n; k++) {
+        int rc = iwp_keep_parse(a->keep.at[k], &keep[k], err);
+        if (rc < 0) return iwp_err_prefix(err, rc, "--keep");
+    }
+    for (int32_t k = 0; k < a->keep_tokens.n; k++) {
+        int64_t n;
+        IWP_REQUIRE(iwp_parse_int(a->keep_tokens.at[k], 1, 1 << 30, &n), err, IWP_EINVAL,
+                    "--keep-tokens: '%.30s' is not a count", a->keep_tokens.at[k]);
+        count[k] = (int32_t)n;
+    }
+    return 0;
+}
+
+static int push_methods(struct iwp_eval_run *r, const struct iwp_eval_args *a, const double *keep,
+                        const int32_t *count, iwp_err *err) {
+    if (a->prune.n == 0) return make_config(r, a, "none", 0, 0, err);
+    for (int32_t i = 0; i < a->prune.n; i++) {
+        if (!strcmp(a->prune.at[i], "none")) {
+            IWP_TRY(make_config(r, a, "none", 0, 0, err));
+            continue;
+        }
+        for (int32_t k = 0; k < a->keep.n; k++)
+            IWP_TRY(make_config(r, a, a->prune.at[i], keep[k], 0, err));
+        for (int32_t k = 0; k < a->keep_tokens.n; k++)
+            IWP_TRY(make_config(r, a, a->prune.at[i], 0, count[k], err));
+    }
+    return 0;
+}
+
 static int make_configs(struct iwp_eval_run *r, const struct iwp_eval_args *a, iwp_err *err) {
     bool pruned = false;
     for (int32_t i = 0; i < a->prune.n; i++) {
@@ -210,26 +245,14 @@ static int make_configs(struct iwp_eval_run *r, const struct iwp_eval_args *a, i
         IWP_TRY(check_option(a, a->sweep.at[i], "--sweep", err));
     IWP_REQUIRE(!pruned || a->keep.n || a->keep_tokens.n, err, IWP_EINVAL,
                 "--keep is needed: the budgets to try, like --keep 35.3%%,22.2%%");
-    if (a->prune.n == 0) return make_config(r, a, "none", 0, 0, err);
-    for (int32_t i = 0; i < a->prune.n; i++) {
-        if (!strcmp(a->prune.at[i], "none")) {
-            IWP_TRY(make_config(r, a, "none", 0, 0, err));
-            continue;
-        }
-        for (int32_t k = 0; k < a->keep.n; k++) {
-            double keep;
-            int rc = iwp_keep_parse(a->keep.at[k], &keep, err);
-            if (rc < 0) return iwp_err_prefix(err, rc, "--keep");
-            IWP_TRY(make_config(r, a, a->prune.at[i], keep, 0, err));
-        }
-        for (int32_t k = 0; k < a->keep_tokens.n; k++) {
-            int64_t n;
-            IWP_REQUIRE(iwp_parse_int(a->keep_tokens.at[k], 1, 1 << 30, &n), err, IWP_EINVAL,
-                        "--keep-tokens: '%.30s' is not a count", a->keep_tokens.at[k]);
-            IWP_TRY(make_config(r, a, a->prune.at[i], 0, (int32_t)n, err));
-        }
-    }
-    return 0;
+    double *keep = calloc((size_t)a->keep.n + 1, sizeof *keep);
+    int32_t *count = calloc((size_t)a->keep_tokens.n + 1, sizeof *count);
+    int rc = keep && count ? read_budgets(a, keep, count, err)
+                           : iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    if (rc >= 0) rc = push_methods(r, a, keep, count, err);
+    free(keep);
+    free(count);
+    return rc;
 }
 
 /* ---- data ------------------------------------------------------------------------------------------ */
@@ -302,6 +325,26 @@ static int hash_files(struct iwp_eval_run *r, const struct iwp_engine_params *p,
     char *dot = strrchr(r->model, '.');
     if (dot && !strcmp(dot, ".gguf")) *dot = 0;
     return 0;
+}
+
+int iwp_eval_args_check(const struct iwp_eval_args *a, iwp_err *err) {
+    IWP_REQUIRE(a->tasks.n > 0, err, IWP_EINVAL, "--tasks is needed: task names or manifests");
+    return 0;
+}
+
+int iwp_eval_make_folders(const char *path, iwp_err *err) {
+    char p[4096];
+    IWP_REQUIRE(strlen(path) < sizeof p, err, IWP_EINVAL, "--out: path too long");
+    strcpy(p, path);
+    for (char *s = p + 1;; s++) {
+        if (*s && *s != '/') continue;
+        const char c = *s;
+        *s = 0;
+        IWP_REQUIRE(mkdir(p, 0777) == 0 || errno == EEXIST, err, IWP_EIO,
+                    "%.300s: cannot make it: %s", p, strerror(errno));
+        *s = c;
+        if (!c) return 0;
+    }
 }
 
 int iwp_eval_args_job(const struct iwp_eval_args *a, struct iwp_model_args *model,

@@ -113,6 +113,10 @@ static void put_question(struct iwp_json_out *w, const struct iwp_eval_sample *q
     if (q->category) iwp_json_put_string(w, "category", q->category);
     if (q->group) iwp_json_put_string(w, "group", q->group);
     iwp_json_put_string(w, "medium", q->media[0]);
+    iwp_json_open_array(w, "media_sha256");
+    for (int32_t i = 0; i < q->n_sha; i++)
+        iwp_json_put_string(w, NULL, q->sha[i][0] ? q->sha[i] : NULL);
+    iwp_json_close_array(w);
     iwp_json_put_string(w, "target", q->answers[0]);
     put_nested(w, "arguments", q->prompt, 2);
 }
@@ -143,18 +147,6 @@ static void put_answer(struct iwp_json_out *w, const struct iwp_eval_answer *a,
     iwp_json_put_string(w, "keep_bits", a->keep_bits);
 }
 
-/* Ends the document as one line of a file. */
-static int append(struct iwp_json_out *w, const char *path, iwp_err *err) {
-    int rc = w->failed ? iwp_err_set(err, IWP_ENOMEM, "out of memory") : 0;
-    if (rc >= 0) {
-        while (w->len && w->text[w->len - 1] != '}') w->len--;
-        w->text[w->len] = '\n';
-        rc = iwp_eval_lines_append(path, w->text, w->len + 1, err);
-    }
-    iwp_json_free(w);
-    return rc;
-}
-
 static int write_sample(const struct iwp_eval_answer *a, const struct iwp_eval_sample *q,
                         const char *path, const iwp_err *failed, iwp_err *err) {
     struct iwp_json_out w;
@@ -163,7 +155,7 @@ static int write_sample(const struct iwp_eval_answer *a, const struct iwp_eval_s
     put_question(&w, q);
     put_answer(&w, a, q, failed);
     iwp_json_close_object(&w);
-    return append(&w, path, err);
+    return iwp_eval_lines_append_json(path, &w, err);
 }
 
 int iwp_eval_answer_write(const struct iwp_eval_answer *a, const struct iwp_eval_sample *q,
@@ -234,5 +226,5 @@ int iwp_eval_picture_write(const iwp_prompt *p, const struct iwp_eval_sample *q,
     put_cells(&w, &p->image[0], width, height);
     iwp_json_close_object(&w);
     free(text);
-    return append(&w, path, err);
+    return iwp_eval_lines_append_json(path, &w, err);
 }

@@ -7,9 +7,15 @@ int iwp_ask_prompt(const struct iwp_ask *a, const struct iwp_prompt_request *lik
     struct iwp_part sys = {.kind = IWP_PART_TEXT, .text = a->system};
     struct iwp_message msg[2];
     int32_t n = 0, m = 0;
-    for (; n < s->n_media; n++)
-        part[n] = (struct iwp_part){.kind = s->video ? IWP_PART_VIDEO : IWP_PART_IMAGE,
-                                    .file = s->path[n]};
+    if (s->video && s->n_media > 1) /* a list of pictures: the frames of one video */
+        part[n++] = (struct iwp_part){.kind = IWP_PART_VIDEO,
+                                      .file = s->path[0],
+                                      .frame = (const char *const *)s->path,
+                                      .n_frame = s->n_media};
+    else
+        for (; n < s->n_media; n++)
+            part[n] = (struct iwp_part){.kind = s->video ? IWP_PART_VIDEO : IWP_PART_IMAGE,
+                                        .file = s->path[n]};
     struct iwp_prompt_request r = *like;
     if (a->raw) {
         r.raw = s->prompt;

@@ -14,6 +14,7 @@
 static void sample_free(struct iwp_eval_sample *s) {
     for (int32_t i = 0; i < s->n_media && s->path; i++) free(s->path[i]);
     free(s->path);
+    free(s->sha);
     free((void *)s->media);
     free((void *)s->answers);
     free((void *)s->choices);

@@ -21,6 +21,8 @@ struct iwp_eval_sample {
     const char **media;                /* [n_media] paths as written */
     char **path;                       /* [n_media] as opened */
     int32_t n_media;
+    char (*sha)[65]; /* [n_sha] of the media, empty: unreadable; NULL until asked for (digest.h) */
+    int32_t n_sha;   /* frames given one by one are one medium */
     bool video, nll;
     const char **answers; /* [n_answer]; letters for choice tasks */
     int32_t n_answer;

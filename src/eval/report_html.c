@@ -365,9 +365,11 @@ int iwp_eval_report_html(const struct iwp_eval_book *b, bool with_paper, FILE *f
             "%s</code></dd><dt>mmproj</dt><dd><code>%s</code></dd><dt>program</dt><dd><code>%s</"
             "code></dd>",
             run->model_hash, run->mmproj_hash, run->binary_hash);
-    for (int32_t t = 0; t < run->n_task; t++)
-        fprintf(f, "<dt>%s</dt><dd><code>%s</code></dd>", run->task[t].task->name,
-                run->task[t].hash);
+    for (int32_t t = 0; t < run->n_task; t++) {
+        char hash[65] = "";
+        iwp_eval_data_hash(b, t, hash, NULL);
+        fprintf(f, "<dt>%s</dt><dd><code>%s</code></dd>", run->task[t].task->name, hash);
+    }
     fputs("<dt>flags</dt><dd><code>", f);
     iwp_html_text(f, run->options);
     fputs("</code></dd></dl>\n</body></html>\n", f);

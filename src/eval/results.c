@@ -277,7 +277,8 @@ static void put_row(struct iwp_json_out *w, const struct iwp_eval_book *b,
     iwp_json_put_int(w, "unparsed", s->unparsed);
     iwp_json_put_f64(w, "score", s->e.value);
     iwp_json_put_f64(w, "stderr", s->e.stderr_);
-    const struct iwp_estimate none = {NAN, NAN, 0}, zero = {0, 0, s->n};
+    iwp_json_put_int(w, "df", s->e.df);
+    const struct iwp_estimate none = {NAN, NAN, 0, 0}, zero = {0, 0, s->n, 0};
     put_diff(w, is_none(r->config) && !isnan(s->e.value) ? &zero : s->has_diff ? &s->diff : &none);
     iwp_json_put_f64(w, "expected_score", s->expected);
     iwp_json_put_f64(w, "visual_kept", s->kept);
@@ -305,7 +306,40 @@ static void put_row(struct iwp_json_out *w, const struct iwp_eval_book *b,
     iwp_json_close_object(w);
 }
 
-static void put_hashes(struct iwp_json_out *w, const struct iwp_eval_run *run) {
+static int by_doc(const void *a, const void *b) {
+    const struct iwp_eval_record *x = *(const struct iwp_eval_record *const *)a;
+    const struct iwp_eval_record *y = *(const struct iwp_eval_record *const *)b;
+    return x->doc < y->doc ? -1 : x->doc > y->doc;
+}
+
+int iwp_eval_data_hash(const struct iwp_eval_book *b, int32_t task, char hex[65], iwp_err *err) {
+    const struct iwp_eval_run *run = &b->run;
+    size_t total = 0, n = 0;
+    for (int32_t k = 0; k < run->n_config; k++)
+        total += (size_t)b->records[k * run->n_task + task].n;
+    const struct iwp_eval_record **at = malloc((total + 1) * sizeof *at);
+    IWP_REQUIRE(at, err, IWP_ENOMEM, "out of memory");
+    for (int32_t k = 0; k < run->n_config; k++) {
+        const struct iwp_eval_records *r = &b->records[k * run->n_task + task];
+        for (int32_t i = 0; i < r->n; i++)
+            if (r->at[i].media) at[n++] = &r->at[i];
+    }
+    qsort((void *)at, n, sizeof *at, by_doc);
+    struct iwp_sha256 h;
+    uint8_t digest[32];
+    iwp_sha256_init(&h);
+    iwp_sha256_add(&h, run->task[task].hash, strlen(run->task[task].hash));
+    for (size_t i = 0; i < n; i++)
+        if (i == 0 || at[i]->doc != at[i - 1]->doc)
+            iwp_sha256_add(&h, at[i]->media, strlen(at[i]->media) + 1);
+    iwp_sha256_end(&h, digest);
+    iwp_sha256_hex(digest, hex);
+    free((void *)at);
+    return 0;
+}
+
+static int put_hashes(struct iwp_json_out *w, const struct iwp_eval_book *b, iwp_err *err) {
+    const struct iwp_eval_run *run = &b->run;
     struct iwp_sha256 h;
     uint8_t digest[32];
     char hex[65];
@@ -314,8 +348,10 @@ static void put_hashes(struct iwp_json_out *w, const struct iwp_eval_run *run) {
     iwp_json_put_string(w, "mmproj", run->mmproj_hash[0] ? run->mmproj_hash : NULL);
     iwp_json_put_string(w, "binary", run->binary_hash);
     iwp_json_open_object(w, "data");
-    for (int32_t i = 0; i < run->n_task; i++)
-        iwp_json_put_string(w, run->task[i].task->name, run->task[i].hash);
+    for (int32_t i = 0; i < run->n_task; i++) {
+        IWP_TRY(iwp_eval_data_hash(b, i, hex, err));
+        iwp_json_put_string(w, run->task[i].task->name, hex);
+    }
     iwp_json_close_object(w);
     iwp_sha256_init(&h);
     iwp_sha256_add(&h, run->options, strlen(run->options));
@@ -332,13 +368,14 @@ static void put_hashes(struct iwp_json_out *w, const struct iwp_eval_run *run) {
     iwp_sha256_hex(digest, hex);
     iwp_json_put_string(w, "profile", hex);
     iwp_json_close_object(w);
+    return 0;
 }
 
-static void put_results(struct iwp_json_out *w, const struct iwp_eval_book *b) {
+static int put_results(struct iwp_json_out *w, const struct iwp_eval_book *b, iwp_err *err) {
     iwp_json_open_object(w, NULL);
     iwp_json_put_string(w, "model", b->run.model);
     iwp_json_put_string(w, "profile", b->run.profile);
-    put_hashes(w, &b->run);
+    IWP_TRY(put_hashes(w, b, err));
     iwp_json_put_int(w, "limit", b->run.limit);
     iwp_json_put_int(w, "missing", b->missing);
     iwp_json_open_array(w, "runs");
@@ -354,6 +391,7 @@ static void put_results(struct iwp_json_out *w, const struct iwp_eval_book *b) {
     }
     iwp_json_close_array(w);
     iwp_json_close_object(w);
+    return 0;
 }
 
 static void put_timings(struct iwp_json_out *w, const struct iwp_eval_book *b) {
@@ -393,8 +431,11 @@ static int write_file(const struct iwp_eval_book *b, const char *dir, const char
     int rc = 0;
     iwp_json_init(&w, true);
     if (strstr(name, ".json")) {
-        (strcmp(name, "results.json") ? put_timings : put_results)(&w, b);
-        rc = iwp_json_write(&w, o.file, err);
+        if (strcmp(name, "results.json"))
+            put_timings(&w, b);
+        else
+            rc = put_results(&w, b, err);
+        if (rc >= 0) rc = iwp_json_write(&w, o.file, err);
     } else if (strstr(name, ".html")) {
         rc = iwp_eval_report_html(b, paper, o.file);
     } else {

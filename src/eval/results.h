@@ -44,6 +44,10 @@ struct iwp_eval_book {
 int iwp_eval_book_read(struct iwp_eval_book *b, const char *const *dirs, int32_t n, iwp_err *err);
 void iwp_eval_book_free(struct iwp_eval_book *b);
 
+/* SHA-256 of a task's lines and of the media of those that were answered, whichever configurations did:
+ * parts of a run give another hash than the whole. */
+int iwp_eval_data_hash(const struct iwp_eval_book *b, int32_t task, char hex[65], iwp_err *err);
+
 /* results.json, timings.json, report.html, report.md, report.csv */
 int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, bool paper, iwp_err *err);
 

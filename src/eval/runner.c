@@ -17,6 +17,8 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "eval/answer.h"
+#include "eval/ask.h"
+#include "eval/digest.h"
 #include "eval/gallery.h"
 #include "model/session.h"
 
@@ -36,7 +38,8 @@ struct grid {
     iwp_session *early; /* cuts before it */
     struct family *family;
     int32_t n_family;
-    uint8_t *done; /* [n_config][samples of the set] */
+    uint8_t **done; /* [sets of the data][n_config][samples of the set] */
+    struct iwp_digests media;
     float *logits; /* [n_vocab] */
     struct iwp_progress progress;
     int64_t at, total, computed;
@@ -49,6 +52,7 @@ struct grid {
 struct descent {
     const struct family *f;
     const struct iwp_eval_set *set;
+    const uint8_t *done; /* [n_config][samples of the set] */
     int32_t at;
     iwp_prompt *p;
     struct iwp_prompt_info info;
@@ -117,33 +121,11 @@ static int32_t low_layer(const struct grid *g, const struct iwp_eval_config *c, 
 
 static int make_prompt(struct grid *g, const struct family *f, const struct iwp_eval_sample *s,
                        bool pixels, iwp_prompt **out, iwp_err *err) {
-    struct iwp_part part[IWP_MANIFEST_MAX_MEDIA + 1];
-    struct iwp_part sys = {.kind = IWP_PART_TEXT, .text = g->j->system};
-    struct iwp_message msg[2];
-    int32_t n = 0, m = 0;
-    if (s->video && s->n_media > 1) /* a list of pictures: the frames of one video */
-        part[n++] = (struct iwp_part){.kind = IWP_PART_VIDEO,
-                                      .file = s->path[0],
-                                      .frame = (const char *const *)s->path,
-                                      .n_frame = s->n_media};
-    else
-        for (; n < s->n_media; n++)
-            part[n] = (struct iwp_part){.kind = s->video ? IWP_PART_VIDEO : IWP_PART_IMAGE,
-                                        .file = s->path[n]};
+    const struct iwp_ask ask = {
+        .e = g->e, .profile = g->j->profile, .raw = g->j->raw, .system = g->j->system};
     struct iwp_prompt_request r = f->request;
     r.keep_pixels = pixels;
-    if (g->j->raw) {
-        r.raw = s->prompt;
-        r.media = part;
-        r.n_media = n;
-    } else {
-        part[n++] = (struct iwp_part){.kind = IWP_PART_TEXT, .text = s->prompt};
-        if (g->j->system) msg[m++] = (struct iwp_message){"system", &sys, 1};
-        msg[m++] = (struct iwp_message){"user", part, n};
-        r.message = msg;
-        r.n_message = m;
-    }
-    return iwp_engine_prompt(g->e, &r, out, err);
+    return iwp_ask_prompt(&ask, &r, s, out, err);
 }
 
 /* The states that configurations of the family start from, done or not, so that a continued run
@@ -218,10 +200,7 @@ static int run_one(struct grid *g, struct family *f, struct descent *d, int32_t 
     if (low > 0 && d->begun && k >= 0 && iwp_session_mark(*s, d->mark[k]) && !g->j->exact_times) {
         before = d->mark_ms[k];
         IWP_TRY(iwp_session_rewind(*s, d->mark[k], prune, err));
-        int rc;
-        while ((rc = iwp_session_step(*s, err)) > 0) {
-        }
-        IWP_TRY(rc);
+        IWP_TRY(iwp_ask_prefill(*s, err));
     } else {
         IWP_TRY(run_whole(g, f, d, *s, low, prune, &prefix, &before, err));
         d->begun = d->begun || low > 0;
@@ -239,10 +218,10 @@ static int run_one(struct grid *g, struct family *f, struct descent *d, int32_t 
 static bool fatal(int rc) { return rc == IWP_ENOMEM || rc == IWP_ECANCELLED; }
 
 /* The pending configuration that starts highest; -1: none is left. */
-static int32_t next_config(const struct grid *g, const struct descent *d) {
+static int32_t next_config(const struct descent *d) {
     int32_t best = -1;
     for (int32_t i = 0; i < d->f->n; i++)
-        if (!g->done[(size_t)d->f->config[i] * (size_t)d->set->n + (size_t)d->at] &&
+        if (!d->done[(size_t)d->f->config[i] * (size_t)d->set->n + (size_t)d->at] &&
             (best < 0 || d->low[i] > d->low[best]))
             best = i;
     return best;
@@ -278,9 +257,9 @@ static bool waits(struct grid *g, int32_t config, const iwp_err *why) {
     return true;
 }
 
-static int run_family(struct grid *g, struct family *f, struct iwp_eval_set *set, int32_t at,
-                      iwp_err *err) {
-    struct descent d = {.f = f, .set = set, .at = at};
+static int run_family(struct grid *g, struct family *f, struct iwp_eval_set *set, uint8_t *done,
+                      int32_t at, iwp_err *err) {
+    struct descent d = {.f = f, .set = set, .done = done, .at = at};
     iwp_err why;
     int bad = prepare(g, f, &d, &why), rc = 0;
     if (!d.low && !fatal(bad)) { /* no prompt: each configuration records why */
@@ -291,7 +270,7 @@ static int run_family(struct grid *g, struct family *f, struct iwp_eval_set *set
         if (err) *err = why;
         rc = bad;
     }
-    for (int32_t i; rc >= 0 && (i = next_config(g, &d)) >= 0;) {
+    for (int32_t i; rc >= 0 && (i = next_config(&d)) >= 0;) {
         const int32_t k = f->config[i];
         struct iwp_eval_answer a = {.visual = d.info.n_visual, .media = d.media};
         int failed = bad < 0 ? bad : run_one(g, f, &d, i, &a, &why);
@@ -303,7 +282,7 @@ static int run_family(struct grid *g, struct family *f, struct iwp_eval_set *set
                                        set->task->name, failed < 0 ? &why : NULL, err);
         }
         iwp_eval_answer_free(&a);
-        g->done[(size_t)k * (size_t)set->n + (size_t)at] = 1;
+        done[(size_t)k * (size_t)set->n + (size_t)at] = 1;
         g->computed++;
         iwp_progress_set(&g->progress, ++g->at);
     }
@@ -320,13 +299,13 @@ static int make_dir(const char *path, iwp_err *err) {
     return 0;
 }
 
-/* What is there already. */
-static int read_done(struct grid *g, const struct iwp_eval_set *set, iwp_err *err) {
+/* What is there already, answers to these questions about these pictures. */
+static int read_done(struct grid *g, struct iwp_eval_set *set, uint8_t **out, iwp_err *err) {
     const struct iwp_eval_run *run = g->j->run;
     char path[4096];
-    free(g->done);
-    g->done = calloc((size_t)run->n_config * (size_t)set->n + 1, 1);
-    IWP_REQUIRE(g->done, err, IWP_ENOMEM, "out of memory");
+    uint8_t *done = calloc((size_t)run->n_config * (size_t)set->n + 1, 1);
+    IWP_REQUIRE(done, err, IWP_ENOMEM, "out of memory");
+    *out = done;
     for (int32_t k = 0; k < run->n_config; k++) {
         IWP_TRY(iwp_eval_lines_path(path, sizeof path, g->j->dir, run->config[k].dir, "timings",
                                     set->task->name, err));
@@ -344,7 +323,8 @@ static int read_done(struct grid *g, const struct iwp_eval_set *set, iwp_err *er
                                  "%s: sample %d is not of this run; give another --out", path,
                                  r.at[i].doc);
             else
-                g->done[(size_t)k * (size_t)set->n + (size_t)at] = 1;
+                rc = iwp_digests_check(&g->media, &set->at[at], &r.at[i], path, err);
+            if (rc >= 0) done[(size_t)k * (size_t)set->n + (size_t)at] = 1;
         }
         iwp_eval_records_free(&r);
         IWP_TRY(rc);
@@ -448,8 +428,7 @@ static int choose_pictures(struct grid *g, const struct iwp_eval_set *set, iwp_e
     return rc;
 }
 
-static int run_set(struct grid *g, struct iwp_eval_set *set, iwp_err *err) {
-    IWP_TRY(read_done(g, set, err));
+static int run_set(struct grid *g, struct iwp_eval_set *set, uint8_t *all, iwp_err *err) {
     IWP_TRY(choose_pictures(g, set, err));
     for (int32_t f = 0; f < g->n_family; f++) {
         free(g->family[f].media_ms);
@@ -465,13 +444,14 @@ static int run_set(struct grid *g, struct iwp_eval_set *set, iwp_err *err) {
             bool pending = false;
             for (int32_t k = 0; k < g->family[f].n; k++) {
                 const bool done =
-                    g->done[(size_t)g->family[f].config[k] * (size_t)set->n + (size_t)order[i]];
+                    all[(size_t)g->family[f].config[k] * (size_t)set->n + (size_t)order[i]];
                 pending = pending || !done;
                 g->at += done;
             }
             if (!pending) continue;
             rc = open_engine(g, err);
-            if (rc >= 0) rc = run_family(g, &g->family[f], set, order[i], err);
+            if (rc >= 0) rc = iwp_digests_sample(&g->media, &set->at[order[i]], err);
+            if (rc >= 0) rc = run_family(g, &g->family[f], set, all, order[i], err);
         }
         if (rc >= 0 && g->first) rc = end_first(g, set, order[i], err);
     }
@@ -489,15 +469,22 @@ int iwp_eval_run_grid(struct iwp_eval_job *j, iwp_err *err) {
     int rc = make_families(&g, err);
     g.first = true;
     g.refuse = calloc((size_t)j->run->n_config + 1, sizeof *g.refuse);
-    if (rc >= 0 && !g.refuse) rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    g.done = calloc((size_t)j->data->n + 1, sizeof *g.done);
+    if (rc >= 0 && !(g.refuse && g.done)) rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
     for (int32_t i = 0; i < j->run->n_config && rc >= 0; i++) {
         snprintf(path, sizeof path, "%s/%s", j->dir, j->run->config[i].dir);
         rc = make_dir(path, err);
     }
-    for (int32_t i = 0; i < j->data->n; i++)
+    const struct iwp_sampling sampling = {.frames = j->media.frames, .fps = j->media.fps};
+    if (rc >= 0) rc = iwp_digests_open(&g.media, j->dir, sampling, err);
+    /* All of it before the first answer: a folder that does not fit is refused with no work done. */
+    for (int32_t i = 0; i < j->data->n && rc >= 0; i++) {
+        rc = read_done(&g, &j->data->set[i], &g.done[i], err);
         g.total += (int64_t)j->data->set[i].n * j->run->n_config;
+    }
     iwp_progress_start(&g.progress, "eval", "answers", g.total);
-    for (int32_t i = 0; i < j->data->n && rc >= 0; i++) rc = run_set(&g, &j->data->set[i], err);
+    for (int32_t i = 0; i < j->data->n && rc >= 0; i++)
+        rc = run_set(&g, &j->data->set[i], g.done[i], err);
     iwp_progress_end(&g.progress);
     j->work.ms = iwp_clock_ms() - t0 - j->work.load_ms;
     j->work.n_answer = g.computed;
@@ -508,7 +495,9 @@ int iwp_eval_run_grid(struct iwp_eval_job *j, iwp_err *err) {
     free(g.family);
     free(g.refuse);
     free(g.picture);
+    for (int32_t i = 0; g.done && i < j->data->n; i++) free(g.done[i]);
     free(g.done);
+    iwp_digests_free(&g.media);
     free(g.logits);
     iwp_session_free(g.early);
     iwp_session_free(g.s);

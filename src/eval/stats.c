@@ -19,6 +19,7 @@ void iwp_eval_records_free(struct iwp_eval_records *r) {
         free(x->answer);
         free(x->error);
         free(x->bits);
+        free(x->media);
     }
     free(r->at);
     memset(r, 0, sizeof *r);
@@ -47,11 +48,11 @@ static int by_key(const void *a, const void *b) {
 
 struct iwp_estimate iwp_stats_estimate(const struct iwp_eval_unit *u, int32_t n, int32_t n_stratum,
                                        double weight) {
-    struct iwp_estimate out = {0, 0, n};
+    struct iwp_estimate out = {0, 0, n, 0};
     struct iwp_eval_unit *s = malloc((size_t)(n + 1) * sizeof *s);
     if (!s || n == 0 || n_stratum == 0) {
         free(s);
-        return (struct iwp_estimate){NAN, NAN, 0};
+        return (struct iwp_estimate){NAN, NAN, 0, 0};
     }
     memcpy(s, u, (size_t)n * sizeof *s);
     qsort(s, (size_t)n, sizeof *s, by_stratum);
@@ -70,6 +71,7 @@ struct iwp_estimate iwp_stats_estimate(const struct iwp_eval_unit *u, int32_t n,
             }
         }
         out.value += weight * mean;
+        out.df += clusters - 1;
         if (clusters < 2)
             var = NAN;
         else
@@ -80,9 +82,32 @@ struct iwp_estimate iwp_stats_estimate(const struct iwp_eval_unit *u, int32_t n,
     return out;
 }
 
+/* P(|T| <= t): a finite sum for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4). */
+static double t_inside(double t, int32_t df) {
+    const double a = atan(t / sqrt(df)), c2 = cos(a) * cos(a), pi = acos(-1);
+    double sum = 0, term = df % 2 ? cos(a) : 1;
+    for (int32_t k = df % 2 ? 3 : 2; k <= df; k += 2) {
+        sum += term;
+        term *= c2 * (k - 1) / k;
+    }
+    return df % 2 ? 2 / pi * (a + sin(a) * sum) : sin(a) * sum;
+}
+
+double iwp_stats_t(double q, int32_t df) {
+    if (df < 1) return NAN;
+    if (df > 100000) df = 100000; /* 1.95999; the normal one is 1.95996 */
+    double low = 0, high = 1e6;
+    for (int i = 0; i < 80; i++) {
+        const double mid = (low + high) / 2;
+        *(t_inside(mid, df) < q ? &low : &high) = mid;
+    }
+    return high;
+}
+
 void iwp_stats_interval(const struct iwp_estimate *e, double out[2]) {
-    out[0] = e->value - 1.96 * e->stderr_;
-    out[1] = e->value + 1.96 * e->stderr_;
+    const double half = e->stderr_ == 0 ? 0 : iwp_stats_t(0.95, e->df) * e->stderr_;
+    out[0] = e->value - half;
+    out[1] = e->value + half;
 }
 
 double iwp_stats_quantile(const double *sorted, int32_t n, double q) {
@@ -198,7 +223,7 @@ static struct iwp_estimate score_units(const struct iwp_eval_task *t, const stru
         t->aggregate == IWP_AGGREGATE_CATEGORY || t->aggregate == IWP_AGGREGATE_PAIRS;
     if (!strata) {
         struct iwp_eval_unit *flat = malloc((size_t)(n + 1) * sizeof *flat);
-        if (!flat) return (struct iwp_estimate){NAN, NAN, 0};
+        if (!flat) return (struct iwp_estimate){NAN, NAN, 0, 0};
         memcpy(flat, u, (size_t)n * sizeof *flat);
         for (int32_t i = 0; i < n; i++) flat[i].stratum = 0;
         struct iwp_estimate e = iwp_stats_estimate(flat, n, 1, 1);

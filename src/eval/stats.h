@@ -16,7 +16,8 @@
 struct iwp_eval_record {
     int32_t doc;
     char *id, *category, *group, *label, *target, *answer, *error; /* may be NULL */
-    uint64_t medium; /* hash of its media, the cluster */
+    char *media;     /* hashes of its media, a blank between them; NULL: not known */
+    uint64_t medium; /* the first of them as a number, or its name: the cluster */
     double score, chance;
     bool unparsed;
     int32_t visual, kept;
@@ -38,6 +39,7 @@ struct iwp_eval_unit {
 struct iwp_estimate {
     double value, stderr_; /* stderr_ NaN with fewer than two clusters */
     int32_t n;
+    int32_t df; /* of stderr_: clusters less one in each stratum, added up */
 };
 
 /* Score of units in n_stratum strata, each with the given weight; strata without units count 0. */
@@ -78,8 +80,11 @@ void iwp_eval_summary_free(struct iwp_eval_summary *s);
 /* Nothing could be answered. */
 bool iwp_eval_summary_failed(const struct iwp_eval_summary *s);
 
-/* 95 % interval of an estimate (normal): {low, high}, NaN without a standard error. */
+/* 95 % interval of an estimate by Student's t: {low, high}, NaN without a standard error. */
 void iwp_stats_interval(const struct iwp_estimate *e, double out[2]);
+/* The value that a t variable with df degrees of freedom exceeds with probability (1 - q) / 2 either side:
+ * q = 0.95, df = 3 gives 3.18.  NaN for df < 1. */
+double iwp_stats_t(double q, int32_t df);
 
 /* The value at rank q of n sorted numbers (nearest rank), NaN for none. */
 double iwp_stats_quantile(const double *sorted, int32_t n, double q);

@@ -237,6 +237,22 @@ static int dup_text(char **out, const cJSON *o, const char *key, iwp_err *err) {
     return 0;
 }
 
+/* A cluster is what was seen, not what it is called: names may be equal in two manifests. */
+static int read_media(struct iwp_eval_record *x, const cJSON *o, iwp_err *err) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(o, "media_sha256"), *v;
+    const char *first =
+        cJSON_IsArray(list) && cJSON_IsString(list->child) ? list->child->valuestring : "";
+    if (!*first) first = text_of(o, "medium");
+    x->medium = iwp_fnv64(IWP_FNV64_INIT, first, strlen(first));
+    if (!cJSON_IsArray(list)) return 0;
+    x->media = calloc((size_t)cJSON_GetArraySize(list) + 1, 65);
+    IWP_REQUIRE(x->media, err, IWP_ENOMEM, "out of memory");
+    char *p = x->media;
+    cJSON_ArrayForEach(v, list) p +=
+        sprintf(p, "%s%.64s", v == list->child ? "" : " ", cJSON_IsString(v) ? v->valuestring : "");
+    return 0;
+}
+
 static int read_record(struct iwp_eval_record *x, const cJSON *o, iwp_err *err) {
     memset(x, 0, sizeof *x);
     x->doc = int_of(o, "doc_id", -1);
@@ -248,8 +264,7 @@ static int read_record(struct iwp_eval_record *x, const cJSON *o, iwp_err *err) 
     IWP_TRY(dup_text(&x->target, o, "target", err));
     IWP_TRY(dup_text(&x->answer, o, "answer", err));
     IWP_TRY(dup_text(&x->error, o, "error", err));
-    const char *m = text_of(o, "medium");
-    x->medium = iwp_fnv64(IWP_FNV64_INIT, m, strlen(m));
+    IWP_TRY(read_media(x, o, err));
     x->score = real_of(o, "score");
     x->chance = real_of(o, "chance");
     x->unparsed = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(o, "unparsed"));
@@ -330,4 +345,15 @@ int iwp_eval_lines_append(const char *path, const char *line, size_t n, iwp_err 
     IWP_REQUIRE(ok, err, IWP_EIO, "%s: cannot write: %s", path,
                 k < 0 ? strerror(e) : "the disk is full");
     return 0;
+}
+
+int iwp_eval_lines_append_json(const char *path, struct iwp_json_out *w, iwp_err *err) {
+    int rc = w->failed ? iwp_err_set(err, IWP_ENOMEM, "out of memory") : 0;
+    if (rc >= 0) {
+        while (w->len && w->text[w->len - 1] != '}') w->len--;
+        w->text[w->len] = '\n';
+        rc = iwp_eval_lines_append(path, w->text, w->len + 1, err);
+    }
+    iwp_json_free(w);
+    return rc;
 }

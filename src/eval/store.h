@@ -3,6 +3,7 @@
  *     run.json                          what is measured: model, data, profile, hashes, configurations
  *     <configuration>/samples_<task>.jsonl   one line per sample, appended, in lmms-eval's field names
  *     <configuration>/timings_<task>.jsonl   the same for times, which are never part of results.json
+ *     media.jsonl                       hashes of pictures and films that were asked about (digest.h)
  *     results.json, timings.json, report.html, report.md, report.csv   made from the above
  *
  * Lines are appended with one write each; a last line without its end (the program was killed) is cut
@@ -10,6 +11,7 @@
 #ifndef IWP_EVAL_STORE_H
 #define IWP_EVAL_STORE_H
 
+#include "base/json.h"
 #include "eval/gallery.h"
 #include "eval/stats.h"
 #include "iwp/engine.h"
@@ -65,5 +67,7 @@ void iwp_eval_records_sort(struct iwp_eval_records *r);
 /* Cuts off a last line without its end. */
 int iwp_eval_lines_repair(const char *path, iwp_err *err);
 int iwp_eval_lines_append(const char *path, const char *line, size_t n, iwp_err *err);
+/* A document as one line; frees it. */
+int iwp_eval_lines_append_json(const char *path, struct iwp_json_out *w, iwp_err *err);
 
 #endif

@@ -278,6 +278,7 @@ def test_bad_flags():
     refused([*ok, "--budget-scope", "x"], 2, "--budget-scope")
     refused([*ok, "--keep-separators=7"], 2, "--keep-separators")
     refused([*ok, "-o", "xml"], 2, "xml")
+    refused([*ok, "--json", "-o", "text"], 2, "--json and -o text exclude each other")
     refused([*ok, "--log-file", "/nonexistent/x"], 2, "/nonexistent/x")
     refused(["select", "--method", "iwp", "--keep", ".2"], 2, "FILE.safetensors")
     refused([*ok, "another"], 2, "another")

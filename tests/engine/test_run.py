@@ -125,6 +125,16 @@ def bench(d):
         check((r["kv_bytes"] < full["kv_bytes"]) == (r["prune"] != "none"), "bench prefill: KV bytes")
 
 
+def formats(base):
+    """--json and -o: the same said twice is fine, two things at once are not."""
+    for flags in (["--json", "-o", "text"], ["-o", "text", "--json"]):
+        p = subprocess.run([PROGRAM, *base, "-p", "Why?", *flags], capture_output=True, text=True)
+        check(p.returncode == 2 and p.stdout == "" and "--json and -o text exclude each other" in p.stderr, "%s: %s" % (flags, p.stderr))
+    for flags in (["--json"], ["-o", "json"], ["--json", "-o", "json"]):
+        check(json.loads(iwp(*base, "-p", "Why?", "-n", "1", *flags))["answer"] is not None, "%s" % flags)
+    check(not iwp(*base, "-p", "Why?", "-n", "1", "-o", "text").startswith("{"), "-o text")
+
+
 def end_to_end(d, picture):
     got = json.loads(iwp("bench", "e2e", "-m", d + "/m.gguf", "-mm", d + "/p.gguf", "--image", picture, "--prune", "none,iwp",
                          "--keep", "0.25", "-r", "2", "-n", "4", "-t", "1", "-lv", "1", "-o", "json"))
@@ -140,6 +150,7 @@ def main():
     with tempfile.TemporaryDirectory() as d:
         iwp("convert", GOLDEN + "/models/llava-ov", "-o", d + "/m.gguf", "--mmproj", d + "/p.gguf", "--type", "f32", "-lv", "1")
         base = ["run", "-m", d + "/m.gguf", "-t", "1", "-lv", "1"]
+        formats(base)
         interrupt(d, base)
         pictures(d, base, GOLDEN + "/vectors/llava-ov/images/wide.png")
         bench(d)

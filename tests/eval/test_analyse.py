@@ -9,35 +9,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import xml.dom.minidom
 
 import numpy as np
 from safetensors.numpy import load_file
 
-iwp, data, slow = sys.argv[1], os.path.abspath(sys.argv[2]), "slow" in sys.argv[3:]
+from kit import check, convert, finish, folder, golden, iwp, run, write_lines
+
+slow = "slow" in sys.argv[3:]
 ALL = "metrics ablate deletion similarity layers identities propagate implicit-weight".split()
 KEEP = 0.353
-bad = []
-
-
-def check(ok, what):
-    if not ok:
-        bad.append(what)
-        print("failed:", what)
 
 
 def near(got, want, bound, what):
     check(got is not None and abs(got - want) <= bound, "%s: %r, want %r" % (what, got, want))
-
-
-def run(*args, code=0, text=None):
-    p = subprocess.run([iwp, *args], capture_output=True, text=True, timeout=600)
-    check(p.returncode == code, "exit %d, want %d: %s\n%s" % (p.returncode, code, " ".join(args), p.stderr))
-    if text:
-        check(text in p.stderr and p.stderr.count("\n") == 1, "'%s' not in one line: %s" % (text, p.stderr))
-    return p.stdout
 
 
 # ---- straight loops ------------------------------------------------------------------------------------------
@@ -157,7 +143,7 @@ def check_values(t, model, picture, what, bound):
     manifest, out = os.path.join(t, what + ".jsonl"), os.path.join(t, what)
     question = "What is it?"
     row = dict(id="one", task="toy", image=picture, question=question, answer="yes", scorer="yesno", max_new_tokens=2)
-    open(manifest, "w").write(json.dumps(row) + "\n")
+    write_lines(manifest, [row])
     common = [*model, "-t", "1", "--tasks", manifest, "--out", out]
     shown = run("analyse", "all", *common)
     check_files(out, ALL, what, 1)
@@ -266,11 +252,8 @@ def interrupted(args, out):
     check(all(re.fullmatch(r"[a-z-]+\.(json|svg|txt)", n) for n in left), "Ctrl-C left %s" % left)
 
 
-t = tempfile.mkdtemp()
-try:
-    golden = os.path.join(data, "golden")
-    llava = ["-m", os.path.join(t, "m.gguf"), "-mm", os.path.join(t, "p.gguf")]
-    run("convert", os.path.join(golden, "models", "llava-ov"), "-o", llava[1], "--mmproj", llava[3], "--type", "f32")
+with folder() as t:
+    llava = convert(t)
     qwen = ["-m", os.path.join(golden, "gguf", "qwen2.5-vl-q8_0.gguf"), "-mm", os.path.join(golden, "gguf", "qwen2.5-vl-mmproj.gguf")]
     pictures = {m: os.path.join(golden, "vectors", m, "images", "small.png") for m in ("llava-ov", "qwen2.5-vl")}
     wide = os.path.join(golden, "vectors", "qwen2.5-vl", "images", "wide.png")
@@ -283,20 +266,19 @@ try:
     rows.append(dict(id="bad", task="toy", image=os.path.join(t, "broken.png"), question="?", answer="no", scorer="yesno"))
     rows.append(dict(id="n", task="said", image=pictures["llava-ov"], question="Say", answers=["a dog"], scorer="nll"))
     open(os.path.join(t, "broken.png"), "wb").write(b"no picture")
-    manifest, results = os.path.join(t, "t.jsonl"), os.path.join(t, "results")
-    open(manifest, "w").writelines(json.dumps(r) + "\n" for r in rows)
+    manifest, results = write_lines(os.path.join(t, "t.jsonl"), rows), os.path.join(t, "results")
     run("eval", *llava, "-t", "1", "--tasks", manifest, "--prune", "none,iwp", "--keep", "0.5", "--out", results)
-    folder = os.path.join(results, "analysis")
-    run("analyse", "layers", "deletion", *llava, "-t", "1", "--tasks", manifest, "--out", folder)
-    d = load(folder, "deletion")
+    found = os.path.join(results, "analysis")
+    run("analyse", "layers", "deletion", *llava, "-t", "1", "--tasks", manifest, "--out", found)
+    d = load(found, "deletion")
     check(d["samples"] == 3 and d["errors"] == 1 and "bad" in d["last_error"] and "bad" in d["text"], "a failed sample is counted")
     check(all(r["score"] is not None and r["nll"] > 0 for r in d["runs"]), "scores and nats")
-    shutil.copy(os.path.join(folder, "layers.json"), os.path.join(folder, "odd.json"))
-    open(os.path.join(folder, "broken.json"), "w").write("{")
+    shutil.copy(os.path.join(found, "layers.json"), os.path.join(found, "odd.json"))
+    open(os.path.join(found, "broken.json"), "w").write("{")
     run("report", results)
     page = open(os.path.join(results, "report.html")).read()
     check("<h2>Analyses</h2>" in page and page.count("data:image/svg+xml;base64,") == 2, "the report shows two pictures")
-    check(load(folder, "layers")["text"].split("\n")[0] in page, "the report has the texts")
+    check(load(found, "layers")["text"].split("\n")[0] in page, "the report has the texts")
 
     # mistakes
     base = [*llava, "-t", "1", "--tasks", manifest, "--out", os.path.join(t, "x")]
@@ -309,8 +291,7 @@ try:
     run("analyse", "propagate", *base, "--prune", "ipw", code=2, text="did you mean iwp")
     run("analyse", "layers", *base, "--prune-layer", "99", code=2, text="--prune-layer 99: the decoder has layers 0 to 7")
     check(not any(f.endswith(".json") for f in os.listdir(os.path.join(t, "x"))) if os.path.isdir(os.path.join(t, "x")) else True, "files of refused commands")
-    only = os.path.join(t, "only.jsonl")
-    open(only, "w").write(json.dumps(rows[2]) + "\n")
+    only = write_lines(os.path.join(t, "only.jsonl"), [rows[2]])
     p = subprocess.run([iwp, "analyse", "layers", *llava, "-t", "1", "--tasks", only, "--out", os.path.join(t, "x")], capture_output=True, text=True)
     check(p.returncode == 1 and "no sample could be used" in p.stderr, "no usable sample: " + p.stderr)
     last = subprocess.run([iwp, "analyse", "identities", *base, "--prune-layer", "7", "--limit", "1"], capture_output=True, text=True)
@@ -323,7 +304,7 @@ try:
     if os.path.exists(os.path.join(cache, "iwp-photo.gguf")) and os.path.exists(photo) and not slow:
         rows = [dict(id="cat%d" % i, task="toy", image=photo, question=q, answer="yes", scorer="yesno", max_new_tokens=2)
                 for i, q in enumerate(("Is there a cat?", "Is it a dog?"))]
-        open(os.path.join(t, "photo.jsonl"), "w").writelines(json.dumps(r) + "\n" for r in rows)
+        write_lines(os.path.join(t, "photo.jsonl"), rows)
         out = os.path.join(t, "photo")
         few = ["--tasks", os.path.join(t, "photo.jsonl"), "--keep", "35.3%", "--prune", "iwp,random", "--no-answers", "--out"]
         cheap = [n for n in ALL if n not in ("metrics", "ablate")]
@@ -334,7 +315,4 @@ try:
         check(load(out, "identities")["hold"] and load(out, "layers")["mean_iou"] > load(out, "layers")["chance_iou"], "photo: identities, layers")
     else:
         print("the shipped model is not in the cache (make model), or this build is slow: left out")
-finally:
-    shutil.rmtree(t)
-print("ok" if not bad else "%d failed" % len(bad))
-sys.exit(1 if bad else 0)
+finish()

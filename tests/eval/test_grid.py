@@ -5,51 +5,23 @@ import os
 import random
 import shutil
 import subprocess
-import sys
-import tempfile
 import time
 
-iwp, data = sys.argv[1], sys.argv[2]
-golden = os.path.join(data, "golden")
-bad = []
+from kit import check, convert, finish, folder, iwp, lines, pictures, read, run, small, write_lines
 
-
-def check(ok, what):
-    if not ok:
-        bad.append(what)
-        print("failed:", what)
-
-
-def run(*args, code=0, text=None):
-    p = subprocess.run([iwp, *args], capture_output=True, text=True, timeout=300)
-    check(p.returncode == code, "exit %d, want %d: %s\n%s" % (p.returncode, code, " ".join(args), p.stderr))
-    if text:
-        check(text in p.stderr and p.stderr.count("\n") == 1, "'%s' not in one line: %s" % (text, p.stderr))
-    return p.stdout
-
-
-def read(*path):
-    with open(os.path.join(*path), "rb") as f:
-        return f.read()
-
-
-t = tempfile.mkdtemp()
-try:
-    model, tower = os.path.join(t, "m.gguf"), os.path.join(t, "p.gguf")
-    run("convert", os.path.join(golden, "models", "llava-ov"), "-o", model, "--mmproj", tower, "--type", "f32")
-    shutil.copy(os.path.join(golden, "vectors", "llava-ov", "images", "small.png"), os.path.join(t, "small.png"))
+with folder() as t:
+    model = convert(t)
+    shutil.copy(small, t)
     with open(os.path.join(t, "broken.png"), "wb") as f:
         f.write(b"no picture")
     rows = [dict(id="q%d" % i, task="toy", image="small.png", question="Is it %d?" % i, answer="yes", scorer="yesno",
                  category="ab"[i % 2], max_new_tokens=2) for i in range(3)]
     rows.append(dict(id="bad", task="toy", image="broken.png", question="?", answer="no", scorer="yesno", category="a"))
     rows.append(dict(id="n", task="said", image="small.png", question="Say", answers=["a dog", "the cat"], scorer="nll"))
-    manifest = os.path.join(t, "t.jsonl")
-    with open(manifest, "w") as f:
-        f.writelines(json.dumps(r) + "\n" for r in rows)
+    manifest = write_lines(os.path.join(t, "t.jsonl"), rows)
 
     def grid(out, *more):
-        return ["eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", manifest, "--prune", "none,iwp,random",
+        return ["eval", *model, "-t", "1", "--tasks", manifest, "--prune", "none,iwp,random",
                 "--keep", "50%,0.25", "--seeds", "2", "--out", os.path.join(t, out), *more]
 
     table = run(*grid("whole"))
@@ -91,7 +63,7 @@ try:
     check(read(t, "many", "results.json") == read(t, "alone", "results.json"), "results of many and alone")
 
     # the grid runs no row through a layer that it need not
-    cost = json.loads(run("bench", "eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", manifest, "-o", "json",
+    cost = json.loads(run("bench", "eval", *model, "-t", "1", "--tasks", manifest, "-o", "json",
                           "--prune", "none,iwp,fastv,dart,pyramiddrop,divprune,visionzip", "--keep", "50%,35%,25%"))
     check(cost["configurations"] == 19 and cost["questions"] == 5, "bench eval: %s" % cost)
     check(cost["grid"]["row_layers"] == cost["unavoidable"]["row_layers"] < cost["alone"]["row_layers"] / 1.3,
@@ -100,7 +72,7 @@ try:
     check(cost["unavoidable"]["total_ms"] > 0 and cost["alone"]["total_ms"] > cost["alone"]["rest_ms"] > 0, "times")
 
     # options of the engine and of one method; sweeps
-    run("eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", manifest, "--prune", "none,iwp,divprune", "--keep", "0.5",
+    run("eval", *model, "-t", "1", "--tasks", manifest, "--prune", "none,iwp,divprune", "--keep", "0.5",
         "--opt", "divprune.positions=original", "--sweep", "iwp.positions=original,compact", "--sweep", "layer=1,2",
         "--sweep", "lambda=1,5", "--out", os.path.join(t, "swept"))
     folders = sorted(os.listdir(os.path.join(t, "swept")))
@@ -111,7 +83,7 @@ try:
     check(a["keep_bits"] == b["keep_bits"] and a["score"] != b["score"], "positions change the score, not the choice")
     runs = json.loads(read(t, "swept", "results.json"))["runs"]
     check(any(r["options"] == {"positions": "compact", "layer": 2, "lambda": 5} for r in runs), "options in results.json")
-    p = subprocess.run([iwp, "run", "-m", model, "-mm", tower, "-t", "1", "--image", os.path.join(t, "small.png"), "-p",
+    p = subprocess.run([iwp, "run", *model, "-t", "1", "--image", os.path.join(t, "small.png"), "-p",
                         "Is it 1?", "-n", "2", "--prune", "iwp", "--keep", "0.5", "--prune-layer", "2", "--opt",
                         "positions=compact,lambda=1", "--json"], capture_output=True, text=True)
     one = json.loads(p.stdout)
@@ -166,7 +138,4 @@ try:
         f.write("{\n")
     run(*grid("x"), code=1, text="t.jsonl:6:")
     check(not os.path.exists(os.path.join(t, "x")), "a folder was left by a refused command")
-finally:
-    shutil.rmtree(t)
-print("ok" if not bad else "%d failed" % len(bad))
-sys.exit(1 if bad else 0)
+finish()

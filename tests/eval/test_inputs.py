@@ -1,40 +1,22 @@
 """What iwp eval takes and refuses, from outside, on the golden checkpoint: manifests with mistakes, pictures that cannot
 be read, questions that are too long, results folders of other runs, --limit, seeds, frames of a
 video."""
+import hashlib
 import json
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 
-iwp, data = (os.path.abspath(a) for a in sys.argv[1:3])
-golden = os.path.join(data, "golden")
-small = os.path.join(golden, "vectors", "llava-ov", "images", "small.png")
-bad = []
-
-
-def check(ok, what):
-    if not ok:
-        bad.append(what)
-        print("failed:", what)
-
-
-def run(*args, code=0, text=None):
-    p = subprocess.run([iwp, *args], capture_output=True, text=True, timeout=300)
-    check(p.returncode == code, "exit %d, want %d: %s\n%s" % (p.returncode, code, " ".join(args), p.stderr))
-    if text:
-        check(text in p.stderr and p.stderr.count("\n") == 1, "'%s' not in one line: %s" % (text, p.stderr))
+from kit import check, convert, data, finish, folder, iwp, read, run, small, write_lines
+from kit import lines as lines_of
 
 
 def lines(*path):
-    with open(os.path.join(t, *path)) as f:
-        return [json.loads(x) for x in f]
+    return lines_of(t, *path)
 
 
 def results(out):
-    with open(os.path.join(t, out, "results.json")) as f:
-        return json.load(f)["runs"]
+    return json.loads(read(t, out, "results.json"))["runs"]
 
 
 def row(i, **more):
@@ -44,14 +26,11 @@ def row(i, **more):
 
 
 def manifest(name, rows):
-    path = os.path.join(t, name)
-    with open(path, "w") as f:
-        f.writelines(json.dumps(r) + "\n" for r in rows)
-    return path
+    return write_lines(os.path.join(t, name), rows)
 
 
 def grid(tasks, out, *more, prune="none,iwp"):
-    return ["eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", tasks, "--prune", prune, "--keep", "50%", "--out",
+    return ["eval", *model, "-t", "1", "--tasks", tasks, "--prune", prune, "--keep", "50%", "--out",
             os.path.join(t, out), *more]
 
 
@@ -104,16 +83,69 @@ def unreadable():
 def other_runs():
     path = manifest("o.jsonl", [row(0)])
     run(*grid(path, "run"))
-    before = open(os.path.join(t, "run", "results.json")).read()
-    other, other_tower = os.path.join(t, "m16.gguf"), os.path.join(t, "p16.gguf")
-    run("convert", os.path.join(golden, "models", "llava-ov"), "-o", other, "--mmproj", other_tower, "--type", "f16")
+    before = read(t, "run", "results.json")
+    other = convert(t, kind="f16")
     swap = lambda args, a, b: [b if x == a else x for x in args]
-    run(*swap(grid(path, "run"), model, other), code=1, text="holds results of another model")
-    if open(other_tower, "rb").read() != open(tower, "rb").read():
-        run(*swap(grid(path, "run"), tower, other_tower), code=1, text="holds results of another mmproj file")
+    run(*swap(grid(path, "run"), model[1], other[1]), code=1, text="holds results of another model")
+    if read(other[3]) != read(model[3]):
+        run(*swap(grid(path, "run"), model[3], other[3]), code=1, text="holds results of another mmproj file")
     run(*grid(path, "run", "-ctk", "q8_0"), code=1, text="holds results of other model flags")
     run(*grid(manifest("o.jsonl", [row(0, question="Another?")]), "run"), code=1, text="holds results of other data of task toy")
-    check(open(os.path.join(t, "run", "results.json")).read() == before, "a refused run changed the folder")
+    check(read(t, "run", "results.json") == before, "a refused run changed the folder")
+
+
+def changed_media():
+    """Results belong to bytes: a picture that changes under its name is seen, and names that are equal in two
+    folders are two pictures."""
+    here, there = os.path.join(t, "here"), os.path.join(t, "there")
+    for d, source in ((here, small), (there, os.path.join(os.path.dirname(small), "wide.png"))):
+        os.mkdir(d)
+        shutil.copy(source, os.path.join(d, "p.png"))
+    shutil.copytree(os.path.join(os.path.dirname(small), "video"), os.path.join(t, "seen"))
+    a = manifest("here/m.jsonl", [row(0, image="p.png"), row(1, image="p.png")])
+    b = manifest("there/m.jsonl", [row(2, image="p.png"), row(3, image="p.png"), row(4, image=None, video="../seen")])
+    run(*grid(a + "," + b, "two"))
+    whole = read(t, "two", "results.json")
+    got = lines("two", "none", "samples_toy.jsonl")
+    check([r["medium"] for r in got] == 4 * ["p.png"] + ["../seen"], "names: %s" % [r["medium"] for r in got])
+    check(len({r["media_sha256"][0] for r in got}) == 3 and got[0]["media_sha256"] == got[1]["media_sha256"], "hashes of media")
+    check([r["df"] for r in results("two")] == [2, 2], "three clusters: %s" % results("two"))
+    with open(os.path.join(here, "p.png"), "rb") as f:
+        check(got[0]["media_sha256"] == [hashlib.sha256(f.read()).hexdigest()], "the hash is that of the file")
+    # nothing to do, with and without what is remembered, after a touch, and from another place: the same bytes
+    for change in (lambda: None, lambda: os.remove(os.path.join(t, "two", "media.jsonl")), lambda: os.utime(os.path.join(here, "p.png"))):
+        change()
+        run(*grid(a + "," + b, "two"))
+        check(read(t, "two", "results.json") == whole, "results of the same pictures differ")
+    # one bit in a file of the same size, touched a nanosecond later; one in a frame of a folder, at the same time
+    picture, frame = os.path.join(here, "p.png"), os.path.join(t, "seen", "02.png")
+    for path in (picture, frame):
+        old, st = read(path), os.stat(path)
+        with open(path, "r+b") as f:
+            f.seek(len(old) // 2)
+            f.write(bytes([old[len(old) // 2] ^ 1]))
+        os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns + (path == picture)))
+        run(*grid(a + "," + b, "two"), code=1, text="is not what it was when")
+        check(read(t, "two", "results.json") == whole, "a refused run changed the folder")
+        with open(path, "wb") as f:
+            f.write(old)
+    run(*grid(a + "," + b, "two"))
+    check(read(t, "two", "results.json") == whole, "results after the pictures are back")
+    # other bytes from the start are other data
+    shutil.copy(os.path.join(there, "p.png"), picture)
+    run(*grid(a + "," + b, "other"))
+    hashes = [json.loads(x)["hashes"]["data"]["toy"] for x in (whole, read(t, "other", "results.json"))]
+    check(hashes[0] != hashes[1], "data hashes of other pictures are equal")
+    check([r["df"] for r in results("other")] == [1, 1], "one picture under two names is one cluster")
+
+
+def refused():
+    path = manifest("r.jsonl", [row(0)])
+    base = ["eval", *model, "--tasks", path, "--out", os.path.join(t, "x")]
+    for value in ("nan", "inf", "0", "-1", "1.5", "x", "50%%"):
+        run(*base, "--prune", "none", "--keep", value, code=2, text="--keep")
+    run(*base, "--keep-tokens", "many", code=2, text="--keep-tokens")
+    check(not os.path.exists(os.path.join(t, "x")), "a folder was left by a refused command")
 
 
 def limit():
@@ -177,13 +209,8 @@ def video():
     check([r["errors"] for r in results("video")] == [0, 0], "errors: %s" % results("video"))
 
 
-t = tempfile.mkdtemp()
-try:
-    model, tower = os.path.join(t, "m.gguf"), os.path.join(t, "p.gguf")
-    run("convert", os.path.join(golden, "models", "llava-ov"), "-o", model, "--mmproj", tower, "--type", "f32")
-    for part in (mistakes, unreadable, other_runs, limit, seeds, video):
+with folder() as t:
+    model = convert(t)
+    for part in (mistakes, unreadable, other_runs, changed_media, refused, limit, seeds, video):
         part()
-finally:
-    shutil.rmtree(t)
-print("ok" if not bad else "%d failed" % len(bad))
-sys.exit(1 if bad else 0)
+finish()

@@ -2,13 +2,10 @@
 the console, the pictures of kept tokens show what the samples say; and on paper.  Screenshots go to the folder given
 last, or away."""
 import base64
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 
 try:
     from playwright.sync_api import sync_playwright
@@ -16,46 +13,24 @@ except ImportError:
     print("playwright is missing: run scripts/setup-venv")
     sys.exit(77)
 
-iwp, data = sys.argv[1], sys.argv[2]
+from kit import check, convert, finish, folder, lines, read, run, small, write_lines
+
 chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if not chromium:
     print("chromium is missing: run scripts/install-deps")
     sys.exit(77)
-golden = os.path.join(data, "golden")
-images = os.path.join(golden, "vectors", "llava-ov", "images")
-bad = []
-
-
-def check(ok, what):
-    if not ok:
-        bad.append(what)
-        print("failed:", what)
-
-
-def lines(path):
-    with open(path) as f:
-        return [json.loads(x) for x in f]
-
-
-t = tempfile.mkdtemp()
-try:
-    model, tower = os.path.join(t, "m.gguf"), os.path.join(t, "p.gguf")
-    subprocess.run([iwp, "convert", os.path.join(golden, "models", "llava-ov"), "-o", model, "--mmproj", tower, "--type",
-                    "f32"], check=True)
-    rows = [dict(id="q%d" % i, task=k, image=os.path.join(images, "small.png"), answer="yes", max_new_tokens=2,
+with folder() as t:
+    model = convert(t)
+    rows = [dict(id="q%d" % i, task=k, image=small, answer="yes", max_new_tokens=2,
                  question="A rather long question, number %d, so that text must wrap: <is> it & \"so\"?" % i,
                  scorer="yesno" if k == "toy" else "exact", category="ab"[i % 2]) for k in ("toy", "other") for i in range(3)]
     with open(os.path.join(t, "broken.png"), "w") as f:
         f.write("no picture")
     rows.append(dict(id="bad", task="toy", image="broken.png", question="?", answer="no", scorer="yesno", category="a"))
-    manifest, out = os.path.join(t, "t.jsonl"), os.path.join(t, "out")
-    with open(manifest, "w") as f:
-        f.writelines(json.dumps(r) + "\n" for r in rows)
-    subprocess.run([iwp, "eval", "-m", model, "-mm", tower, "-t", "1", "--tasks", manifest, "--prune",
-                    "none,iwp,fastv,divprune,random,resize", "--keep", "80%,50%,25%", "--seeds", "2", "--allow-failures",
-                    "--out", out], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with open(os.path.join(out, "report.html")) as f:
-        text = f.read()
+    manifest, out = write_lines(os.path.join(t, "t.jsonl"), rows), os.path.join(t, "out")
+    run("eval", *model, "-t", "1", "--tasks", manifest, "--prune", "none,iwp,fastv,divprune,random,resize", "--keep", "80%,50%,25%",
+        "--seeds", "2", "--allow-failures", "--out", out)
+    text = read(out, "report.html").decode()
     check(not re.search(r'(src|href)="(https?:)?//', text), "the page links to the outside")
     with sync_playwright() as p:
         b = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -108,7 +83,4 @@ try:
         pdf = page.pdf(format="A4")
         check(pdf.startswith(b"%PDF") and len(pdf) > 20000, "PDF")
         b.close()
-finally:
-    shutil.rmtree(t)
-print("ok" if not bad else "%d failed" % len(bad))
-sys.exit(1 if bad else 0)
+finish()

@@ -1,45 +1,27 @@
 """iwp report --paper: the paper's own rows stand beside ours where model, task and budget match, and nowhere else.
 
 usage: test_paper.py PROGRAM DATA        (standard library only)"""
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
 
-iwp, data = (os.path.abspath(a) for a in sys.argv[1:3])
-model = os.path.join(data, "golden", "models", "llava-ov")
-pictures = os.path.join(data, "golden", "vectors", "llava-ov", "images")
-bad = []
+from kit import check, finish, folder, golden, pictures, read, run, write_lines
+
+model = os.path.join(golden, "models", "llava-ov")
 
 
-def check(ok, what):
-    if not ok:
-        bad.append(what)
-        print("failed:", what)
-
-
-def run(*args):
-    p = subprocess.run([iwp, *args], capture_output=True, text=True, timeout=300)
-    if p.returncode:
-        sys.exit("iwp %s: exit %d\n%s" % (" ".join(args), p.returncode, p.stderr))
-
-
-def paper_rows(folder):
+def paper_rows(out):
     """{method: [cells]} of the rows in italics."""
-    with open(os.path.join(folder, "report.html")) as f:
-        rows = re.findall(r'<tr><td class="paper">paper: (.*?)</td>(.*?)</tr>', f.read())
+    rows = re.findall(r'<tr><td class="paper">paper: (.*?)</td>(.*?)</tr>', read(out, "report.html").decode())
     return {name: re.findall(r'<td class="paper">(.*?)</td>', cells) for name, cells in rows}
 
 
-with tempfile.TemporaryDirectory() as d:
-    with open(d + "/pope.jsonl", "w") as f:
-        for i, name in enumerate(sorted(n for n in os.listdir(pictures) if n.endswith(".png"))[:2]):
-            shutil.copy(os.path.join(pictures, name), d)
-            f.write(json.dumps({"id": "q%d" % i, "task": "pope", "image": name, "question": "Is there a cat?",
-                                "answer": "yes", "category": "random"}) + "\n")
+with folder() as d:
+    names = sorted(n for n in os.listdir(pictures) if n.endswith(".png"))[:2]
+    for name in names:
+        shutil.copy(os.path.join(pictures, name), d)
+    write_lines(d + "/pope.jsonl", [dict(id="q%d" % i, task="pope", image=name, question="Is there a cat?", answer="yes", category="random")
+                                    for i, name in enumerate(names)])
     for name in ("llava-onevision-qwen2-7b-ov", "another-model"):
         os.symlink(model, os.path.join(d, name))
         files = os.path.join(d, name + ".gguf"), os.path.join(d, name + "-mmproj.gguf")
@@ -55,4 +37,4 @@ with tempfile.TemporaryDirectory() as d:
             continue
         check(rows.get("Unpruned") == ["88.3", "100.0"], "POPE and Avg. %% of the unpruned model: %s" % rows)
         check("FastV" in rows and "PACT" in rows and "IWP" in " ".join(rows), "methods at 35.3 %%: %s" % list(rows))
-sys.exit(len(bad) != 0)
+finish()

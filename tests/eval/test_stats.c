@@ -217,8 +217,33 @@ TEST(builtin) {
     CHECK(n >= 18);
 }
 
+/* scipy.stats.t.ppf(0.975, df) */
+TEST(interval) {
+    static const struct {
+        int32_t df;
+        double t;
+    } want[] = {{1, 12.706204736174694},   {2, 4.302652729749462},   {3, 3.182446305283708},
+                {4, 2.7764451051977934},   {5, 2.5705818356363146},  {10, 2.2281388519862744},
+                {29, 2.045229642132703},   {30, 2.0422724563012373}, {99, 1.9842169515864165},
+                {1000, 1.9623390808264083}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        CHECK_NEAR(iwp_stats_t(0.95, want[i].df), want[i].t, 1e-9);
+    CHECK_NEAR(iwp_stats_t(0.99, 5), 4.032142983555228, 1e-9); /* t.ppf(0.995, 5) */
+    CHECK_NEAR(iwp_stats_t(0.95, INT32_MAX), 1.96, 1e-4);
+    CHECK(isnan(iwp_stats_t(0.95, 0)));
+    double at[2];
+    iwp_stats_interval(&(struct iwp_estimate){10, 2, 8, 3}, at);
+    CHECK_NEAR(at[0], 10 - 2 * want[2].t, 1e-8);
+    CHECK_NEAR(at[1], 10 + 2 * want[2].t, 1e-8);
+    iwp_stats_interval(&(struct iwp_estimate){10, 0, 8, 3}, at);
+    CHECK(at[0] == 10 && at[1] == 10);
+    iwp_stats_interval(&(struct iwp_estimate){10, NAN, 8, 0}, at);
+    CHECK(isnan(at[0]) && isnan(at[1]));
+}
+
 int main(void) {
     test_estimate();
+    test_interval();
     test_aggregates();
     test_manifest();
     test_builtin();
