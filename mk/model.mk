@@ -13,6 +13,7 @@ data: ## manifests of the generated tasks in out/data
 train-model:
 	train/run
 
-# Every method and budget on the shipped model, into its card; half an hour on two idle cores.
+# Every method and budget on the shipped model, into its card: 372 questions under 70 configurations, about 11 CPU seconds a
+# question; three quarters of an hour on two idle cores.
 model-table: build model data
 	scripts/model-table

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The picture generator: the same seed gives the same picture and questions; answers are balanced.
 
-Skipped where Pillow is missing; nothing else of iwp needs it."""
+Skipped where Pillow is missing."""
 import collections
 import os
 import sys
