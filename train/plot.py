@@ -24,7 +24,7 @@ def figure(path, series, marks, xlabel, lo, hi, ticks):
     for k, (label, pts) in enumerate(series):
         line = " ".join("%.1f,%.1f" % (px(x), py(y)) for x, y in pts)
         out.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="1.6"/>' % (line, COLOURS[k]))
-        out.append('<text x="%d" y="%d" fill="%s">%s</text>' % (W - RIGHT + 8, TOP + 20 + 18 * k, COLOURS[k], label))
+        out.append('<text x="%d" y="%d" fill="%s">%s</text>' % (W - RIGHT + 14, TOP + 44 + 18 * k, COLOURS[k], label))
     for x in (min(xs), max(xs)):
         out.append('<text x="%.1f" y="%d" text-anchor="middle" fill="#555">%g</text>' % (px(x), H - BOTTOM + 14, x))
     out.append('<text x="%.1f" y="%d" text-anchor="middle" fill="#555">%s</text></svg>' % ((LEFT + W - RIGHT) / 2, H - 6, xlabel))
