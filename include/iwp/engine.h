@@ -154,11 +154,10 @@ IWP_API struct iwp_prompt_info iwp_prompt_info(const iwp_prompt *p);
 enum iwp_kv_type { IWP_KV_F16, IWP_KV_F32, IWP_KV_Q8_0 };
 /* Position ids after a cut.  Default: the method's own rule. */
 enum iwp_positions { IWP_POSITIONS_DEFAULT, IWP_POSITIONS_ORIGINAL, IWP_POSITIONS_COMPACT };
-enum iwp_flash {
-    IWP_FLASH_AUTO,
-    IWP_FLASH_ON,
-    IWP_FLASH_OFF
-}; /* auto: on unless the cache is f32 */
+/* Attention.  On: block by block with a running softmax, by our own kernel where CPU, device and head size
+ * allow, else by ggml's.  Off: two plain products, the reference.  Auto: on unless the cache is f32.
+ * ggml: its flash attention, to compare. */
+enum iwp_flash { IWP_FLASH_AUTO, IWP_FLASH_ON, IWP_FLASH_OFF, IWP_FLASH_GGML };
 
 struct iwp_session_params {
     int32_t n_ctx;   /* most rows; 0: the model's own */

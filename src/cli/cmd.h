@@ -20,10 +20,11 @@ int iwp_cmd_bench(int argc, char **argv);
 int iwp_bench_machine(int argc, char **argv);
 int iwp_bench_select(int argc, char **argv);
 int iwp_bench_film(int argc, char **argv);
-int iwp_bench_encode(int argc, char **argv);  /* builds with the engine */
-int iwp_bench_prefill(int argc, char **argv); /* builds with the engine */
-int iwp_bench_e2e(int argc, char **argv);     /* builds with the engine */
-int iwp_bench_eval(int argc, char **argv);    /* builds with the engine */
+int iwp_bench_attention(int argc, char **argv); /* builds with the engine */
+int iwp_bench_encode(int argc, char **argv);    /* builds with the engine */
+int iwp_bench_prefill(int argc, char **argv);   /* builds with the engine */
+int iwp_bench_e2e(int argc, char **argv);       /* builds with the engine */
+int iwp_bench_eval(int argc, char **argv);      /* builds with the engine */
 
 /* Prints `iwp CMD: message` and returns the exit code: 2 for IWP_CLI_USAGE, else by status. */
 int iwp_cli_fail(const char *cmd, const iwp_err *err);

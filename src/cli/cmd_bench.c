@@ -15,6 +15,8 @@ static const struct {
 #endif
     {"film", "frames out of films; no model", iwp_bench_film},
 #ifdef IWP_HAVE_ENGINE
+    {"attention", "attention alone, beside ggml's and the CPU's limits; no model",
+     iwp_bench_attention},
     {"encode", "pictures through the vision tower, by size", iwp_bench_encode},
     {"prefill", "prompt processing with and without pruning", iwp_bench_prefill},
     {"e2e", "from a picture's file to the first token", iwp_bench_e2e},

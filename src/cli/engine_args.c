@@ -24,8 +24,9 @@ const struct iwp_opt iwp_model_opts[] = {
      "rows of a prefill chunk (default 512)"},
     {"-b, --batch-size", "N", IWP_OPT_INT, AT(batch), 1, 1 << 20, NULL,
      "accepted for llama.cpp's habits; -ub counts"},
-    {"-fa, --flash-attn", "WHEN", IWP_OPT_CHOICE, AT(flash), 0, 0, "auto|on|off",
-     "flash attention (auto: unless the cache is f32)"},
+    {"-fa, --flash-attn", "WHEN", IWP_OPT_CHOICE, AT(flash), 0, 0, "auto|on|off|ggml",
+     "attention block by block (auto: unless the cache is f32); off: plain products; ggml: its "
+     "flash attention, to compare"},
     {"-ctk, --cache-type-k", "TYPE", IWP_OPT_CHOICE, AT(type_k), 0, 0, "f16|f32|q8_0",
      "type of the cached keys"},
     {"-ctv, --cache-type-v", "TYPE", IWP_OPT_CHOICE, AT(type_v), 0, 0, "f16|f32|q8_0",

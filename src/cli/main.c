@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "cli/cmd.h"
 #include "cli/version.h"
+#include "kern/attn.h"
 #include "kern/gemm.h"
 #include "kern/kern.h"
 
@@ -60,6 +61,8 @@ static int cpu_info(void) {
         if (iwp_kern_path(path[i])) printf(" %s", path[i]);
     const struct iwp_gemm *g = iwp_gemm_get();
     printf("; IWP_CPU=NAME forces one)\ntowers     %s\n", g ? g->name : "ggml's");
+    const struct iwp_attn_path *a = iwp_attn_get();
+    printf("attention  %s\n", a ? a->name : "ggml's");
     printf("threads    %d\n", iwp_cpu_count());
     return 0;
 }

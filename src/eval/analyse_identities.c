@@ -529,7 +529,8 @@ int iwp_analyse_identities(struct iwp_analyse *a, struct iwp_finding *out, iwp_e
     const struct iwp_session_params *s = &a->job->session;
     if (s->type_k == IWP_KV_Q8_0 || s->type_v == IWP_KV_Q8_0)
         f.bound[SOFTMAX] = 0.2;
-    else if (s->type_k != IWP_KV_F32 || s->type_v != IWP_KV_F32 || s->flash == IWP_FLASH_ON)
+    else if (s->type_k != IWP_KV_F32 || s->type_v != IWP_KV_F32 || s->flash == IWP_FLASH_ON ||
+             s->flash == IWP_FLASH_GGML)
         f.bound[SOFTMAX] = 0.05;
     IWP_TRY(iwp_analyse_each(a, out, 1, one_sample, &f, err));
     int bad = 0;

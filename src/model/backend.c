@@ -347,6 +347,14 @@ static bool is_custom(enum ggml_op op) {
            op == GGML_OP_MAP_CUSTOM3;
 }
 
+void iwp_sched_pin_custom(struct iwp_sched *s) {
+    if (s->b->n_device == 1) return;
+    for (int i = 0; i < ggml_graph_n_nodes(s->graph); i++) {
+        struct ggml_tensor *t = ggml_graph_node(s->graph, i);
+        if (is_custom(t->op)) iwp_sched_pin(s, t, iwp_backend_cpu(s->b));
+    }
+}
+
 int iwp_sched_check_custom(const struct iwp_sched *s, iwp_err *err) {
     ggml_backend_t cpu = s->b->backend[iwp_backend_cpu(s->b)];
     for (int i = 0; i < ggml_graph_n_nodes(s->graph); i++) {

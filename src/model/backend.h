@@ -70,6 +70,7 @@ int iwp_sched_begin(struct iwp_sched *s, struct ggml_context **ctx, struct ggml_
                     iwp_err *err);
 /* Pins a node to a device (custom ops: the CPU).  Between begin and alloc. */
 void iwp_sched_pin(struct iwp_sched *s, struct ggml_tensor *t, int32_t device);
+void iwp_sched_pin_custom(struct iwp_sched *s); /* all custom ops of the graph, to the CPU */
 int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err);
 /* Before pin and alloc of a graph whose nodes have the sizes of the last one's but other lifetimes: ggml
  * compares sizes alone, and would lay its outputs over each other. */

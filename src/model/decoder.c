@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/log.h"
 
 /* ---- loading ------------------------------------------------------------------------------------ */
 
@@ -207,6 +208,8 @@ int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct 
     IWP_TRY_GOTO(iwp_weights_new(&d->weights, b, g, err));
     for (int32_t l = 0; l < d->n_layer; l++) IWP_TRY_GOTO(load_layer(d, l, err));
     IWP_TRY_GOTO(load_ends(d, g, err));
+    IWP_TRY_GOTO(iwp_attend_new(&d->attend, d->n_head, d->n_head_kv, d->d_head, b->n_thread, err));
+    iwp_log(IWP_LOG_DEBUG, "attention: %s", d->attend ? iwp_attend_name(d->attend) : "ggml");
     name_type(d, g);
     IWP_TRY_GOTO(iwp_weights_load(d->weights, "load", err));
     ggml_backend_tensor_get(d->out_norm, d->final_norm, 0,
@@ -219,6 +222,7 @@ fail:
 
 void iwp_decoder_free(struct iwp_decoder *d) {
     iwp_weights_free(d->weights);
+    iwp_attend_free(d->attend);
     free(d->layer);
     free(d->final_norm);
     memset(d, 0, sizeof *d);
@@ -282,14 +286,22 @@ static struct ggml_tensor *cached(const struct iwp_decoder *d, struct ggml_conte
                         ggml_row_size(c->type, d->d_head), 0);
 }
 
-/* q [d, n, H] against the first n_kv rows; returns [H d, n]. */
+enum iwp_attention iwp_decoder_attention(const struct iwp_decoder *d, int32_t l,
+                                         enum iwp_attention wanted) {
+    const bool can = d->attend && d->layer[l].device == iwp_backend_cpu(d->b);
+    return wanted == IWP_ATTENTION_OWN && !can ? IWP_ATTENTION_GGML : wanted;
+}
+
+/* q [d, H, n] against the first n_kv rows; returns [H d, n]. */
 static struct ggml_tensor *attend(const struct iwp_decoder *d, struct ggml_context *ctx,
                                   struct ggml_tensor *q, const struct iwp_kv_layer *kv,
                                   int64_t n_kv, const struct iwp_decoder_attn *a) {
+    if (a->how == IWP_ATTENTION_OWN) return iwp_attend_build(d->attend, ctx, q, kv, (int32_t)n_kv);
     const float scale = 1.0f / sqrtf((float)d->d_head);
-    const int64_t n = q->ne[1];
+    const int64_t n = q->ne[2];
+    q = ggml_permute(ctx, q, 0, 2, 1, 3); /* [d, n, H] */
     struct ggml_tensor *k = cached(d, ctx, kv->k, n_kv), *v = cached(d, ctx, kv->v, n_kv), *o;
-    if (a->flash) {
+    if (a->how == IWP_ATTENTION_GGML) {
         o = ggml_flash_attn_ext(ctx, q, k, v, a->mask, scale, 0, 0);
         return ggml_reshape_2d(ctx, o, (int64_t)d->n_head * d->d_head, n);
     }
@@ -343,11 +355,11 @@ struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct 
     store(ctx, graph, kv, n_past, o.k_rope, o.v);
     if (last < 0) return NULL;
 
-    struct ggml_tensor *q = ggml_permute(ctx, o.q_rope, 0, 2, 1, 3); /* [d, n, H] */
+    struct ggml_tensor *q = o.q_rope; /* [d, H, n] */
     struct iwp_decoder_attn a = *attn;
     if (last > 0 && last < n) {
-        q = ggml_view_3d(ctx, q, q->ne[0], last, q->ne[2], q->nb[1], q->nb[2],
-                         (size_t)(n - last) * q->nb[1]);
+        q = ggml_view_3d(ctx, q, q->ne[0], q->ne[1], last, q->nb[1], q->nb[2],
+                         (size_t)(n - last) * q->nb[2]);
         x = last_rows(ctx, x, last);
         if (a.mask) a.mask = last_rows(ctx, a.mask, last);
     }
@@ -361,12 +373,29 @@ static struct ggml_tensor *one_row(struct ggml_context *ctx, struct ggml_tensor 
     return ggml_view_3d(ctx, t, t->ne[0], t->ne[1], 1, t->nb[1], t->nb[2], (size_t)i * t->nb[2]);
 }
 
+/* Attention of all lanes in one node. */
+static struct ggml_tensor *attend_lanes(const struct iwp_decoder *d, struct ggml_context *ctx,
+                                        struct ggml_cgraph *graph, struct iwp_decoder_qkv *o,
+                                        const struct iwp_decoder_lane *lane) {
+    const struct iwp_kv_layer *kv[IWP_LANE_MAX];
+    int32_t n_kv[IWP_LANE_MAX];
+    for (int32_t i = 0; i < o->q_rope->ne[2]; i++) {
+        kv[i] = lane[i].kv;
+        n_kv[i] = kv[i]->n + 1;
+        store(ctx, graph, kv[i], kv[i]->n, one_row(ctx, o->k_rope, i), one_row(ctx, o->v, i));
+    }
+    return iwp_attend_build_lanes(d->attend, ctx, o->q_rope, kv, n_kv);
+}
+
 struct ggml_tensor *iwp_decoder_build_lanes(const struct iwp_decoder *d, struct ggml_context *ctx,
                                             struct ggml_cgraph *graph, int32_t l,
                                             struct ggml_tensor *x, struct ggml_tensor *pos,
                                             const struct iwp_decoder_lane *lane) {
     const int32_t n = (int32_t)x->ne[1];
     struct iwp_decoder_qkv o = iwp_decoder_build_qkv(d, ctx, l, x, pos, true);
+    bool own = true;
+    for (int32_t i = 0; i < n; i++) own = own && lane[i].attn.how == IWP_ATTENTION_OWN;
+    if (own) return after_attention(d, ctx, l, attend_lanes(d, ctx, graph, &o, lane), x);
     /* What attention gives for a row takes the place of the row's query: no one else reads it. */
     struct ggml_tensor *h =
         ggml_reshape_2d(ctx, o.q_rope, (int64_t)d->n_head * d->d_head, o.q_rope->ne[2]);
@@ -374,7 +403,7 @@ struct ggml_tensor *iwp_decoder_build_lanes(const struct iwp_decoder *d, struct 
     for (int32_t i = 0; i < n; i++) {
         const struct iwp_kv_layer *kv = lane[i].kv;
         store(ctx, graph, kv, kv->n, one_row(ctx, o.k_rope, i), one_row(ctx, o.v, i));
-        struct ggml_tensor *q = ggml_permute(ctx, one_row(ctx, o.q_rope, i), 0, 2, 1, 3);
+        struct ggml_tensor *q = one_row(ctx, o.q_rope, i);
         struct ggml_tensor *to = ggml_view_2d(ctx, h, h->ne[0], 1, h->nb[1], (size_t)i * h->nb[1]);
         struct ggml_tensor *a = attend(d, ctx, q, kv, kv->n + 1, &lane[i].attn);
         ggml_build_forward_expand(graph, ggml_cpy(ctx, a, to));

@@ -6,6 +6,7 @@
 #ifndef IWP_MODEL_DECODER_H
 #define IWP_MODEL_DECODER_H
 
+#include "model/attend.h"
 #include "model/kv.h"
 #include "model/weights.h"
 
@@ -29,7 +30,8 @@ struct iwp_decoder {
     struct iwp_decoder_layer *layer; /* [n_layer] */
     struct ggml_tensor *embed;       /* [D, V], plain CPU memory */
     struct ggml_tensor *out_norm, *out, *out_b;
-    float *final_norm; /* [D] out_norm on the host, for methods that read it */
+    float *final_norm;         /* [D] out_norm on the host, for methods that read it */
+    struct iwp_attend *attend; /* our own attention; NULL: ggml's */
     struct iwp_weights *weights;
     struct iwp_backend *b;
 };
@@ -53,9 +55,15 @@ struct iwp_decoder_qkv iwp_decoder_build_qkv(const struct iwp_decoder *d, struct
                                              int32_t l, struct ggml_tensor *x,
                                              struct ggml_tensor *pos, bool want_q);
 
+/* Two products with all scores between them; ggml's flash attention; our own (kern/attn.h). */
+enum iwp_attention { IWP_ATTENTION_PLAIN, IWP_ATTENTION_GGML, IWP_ATTENTION_OWN };
+/* What a layer does when `wanted` is asked for: our own needs the CPU and a head size it knows. */
+enum iwp_attention iwp_decoder_attention(const struct iwp_decoder *d, int32_t l,
+                                         enum iwp_attention wanted);
+
 struct iwp_decoder_attn {
-    bool flash;
-    struct ggml_tensor *mask;   /* [n_kv, n] f32, f16 for flash; NULL: everything is seen */
+    enum iwp_attention how;
+    struct ggml_tensor *mask; /* [n_kv, n] f32, f16 for ggml's; NULL: all is seen; not our own's */
     struct ggml_tensor **heads; /* out: [H d, n] what attention gives before wo; NULL: not wanted */
 };
 /* One layer over n rows: writes their k and v behind the first n_past rows of the cache and returns
@@ -66,6 +74,7 @@ struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct 
                                             struct ggml_tensor *x, struct ggml_tensor *pos,
                                             const struct iwp_kv_layer *kv, int32_t n_past,
                                             const struct iwp_decoder_attn *attn, int32_t last);
+enum { IWP_LANE_MAX = 16 }; /* of one graph */
 /* One layer over rows of different timelines: row i is the next of lane[i], whose cache (kv->n rows) it
  * extends and alone sees.  The matrices are read once for all of them. */
 struct iwp_decoder_lane {

@@ -3,11 +3,11 @@
 
 #include <assert.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "model/deal.h"
 
 static_assert((int)IWP_GEMM_GELU_TANH == (int)IWP_ACT_GELU_TANH &&
                   (int)IWP_GEMM_GELU_QUICK == (int)IWP_ACT_GELU_QUICK &&
@@ -25,11 +25,11 @@ struct iwp_pack {
     void **memory; /* [n_thread] */
 };
 
-/* What a node knows; `next` deals out units of work, the last thread to find none resets it. */
+/* What a node knows. */
 struct node {
     struct iwp_pack *pack;
-    atomic_int next, gone;
-    int32_t n_unit, block; /* rows per unit */
+    struct iwp_deal deal;
+    int32_t block; /* rows per unit */
     union {
         struct iwp_gemm_linear linear;
         struct iwp_gemm_mlp mlp;
@@ -95,20 +95,11 @@ static void deal(struct node *n, int64_t rows) {
     const int64_t wave = (int64_t)n->pack->n_thread * MAX_ROWS;
     const int64_t units = (rows + wave - 1) / wave * n->pack->n_thread;
     n->block = (int32_t)iwp_gemm_up((size_t)((rows + units - 1) / units));
-    n->n_unit = (int32_t)((rows + n->block - 1) / n->block);
+    n->deal.n_unit = (int32_t)((rows + n->block - 1) / n->block);
 }
 
-/* The next unit, or -1.  Every thread of the graph comes here until it gets -1. */
 static int32_t take(struct node *n, int nth) {
-    if (n->pack->failed) return -1;
-    const int i = atomic_fetch_add(&n->next, 1);
-    if (i < n->n_unit) return i;
-    if (atomic_fetch_add(&n->gone, 1) ==
-        nth - 1) { /* nobody else will look: ready for another run */
-        atomic_store(&n->gone, 0);
-        atomic_store(&n->next, 0);
-    }
-    return -1;
+    return n->pack->failed ? -1 : iwp_deal_take(&n->deal, nth);
 }
 
 static struct iwp_gemm_mat mat(const struct ggml_tensor *w, const struct ggml_tensor *b) {
@@ -263,7 +254,7 @@ struct ggml_tensor *iwp_pack_attend(struct iwp_pack *p, struct ggml_context *ctx
         node->op.attend.parts++;
     node->op.attend.run = (struct iwp_vit_run *)(node + 1);
     memcpy(node->op.attend.run, run, (size_t)n_run * sizeof *run);
-    node->n_unit = windows * heads * node->op.attend.parts;
+    node->deal.n_unit = windows * heads * node->op.attend.parts;
     reserve(p, iwp_gemm_attend_scratch(longest, (int32_t)qkv[0]->ne[0], (int32_t)qkv[2]->ne[0],
                                        p->split));
     struct ggml_tensor *args[4] = {qkv[0], qkv[1], qkv[2], angles};

@@ -12,7 +12,11 @@ int32_t iwp_runner_max_nodes(const struct iwp_decoder *d, int32_t n_lane) {
     return d->n_layer * (64 + 24 * n_lane) + 64;
 }
 
-/* Inputs are filled after the graph has memory: remembered until then. */
+/* Inputs are filled after the graph has memory: remembered until then.
+ *
+ * All of them come first in the graph.  ggml keeps its plan of memory for the next graph when that has as many
+ * nodes and leaves and the nodes' sizes fit, and does not look at leaves: input must stand where input stood,
+ * though sessions are cut at different layers. */
 struct input {
     struct ggml_tensor *t;
     int32_t n_past; /* masks */
@@ -21,6 +25,7 @@ struct input {
     int32_t stride;
 };
 struct inputs {
+    struct ggml_cgraph *graph;
     int32_t n, cap;
     struct input at[];
 };
@@ -34,9 +39,17 @@ static struct inputs *inputs_new(int32_t cap) {
 static struct ggml_tensor *add_input(struct inputs *in, struct input i) {
     assert(in->n < in->cap);
     ggml_set_input(i.t);
+    ggml_build_forward_expand(in->graph, i.t);
     in->at[in->n++] = i;
     return i.t;
 }
+
+/* What each layer reads beside the rows. */
+struct reads {
+    struct ggml_tensor *pos;
+    enum iwp_attention how;
+    struct ggml_tensor *mask; /* or NULL */
+};
 
 static struct ggml_tensor *pos_input(const struct iwp_decoder *d, struct ggml_context *ctx,
                                      struct inputs *in, const int32_t *pos, int32_t stride,
@@ -46,10 +59,11 @@ static struct ggml_tensor *pos_input(const struct iwp_decoder *d, struct ggml_co
     return add_input(in, (struct input){.t = t, .pos = pos, .stride = stride});
 }
 
-static struct ggml_tensor *mask_input(struct ggml_context *ctx, struct inputs *in, bool flash,
-                                      int32_t n_past, int32_t n, const float *log_size) {
-    struct ggml_tensor *t =
-        ggml_new_tensor_2d(ctx, flash ? GGML_TYPE_F16 : GGML_TYPE_F32, n_past + n, n);
+static struct ggml_tensor *mask_input(struct ggml_context *ctx, struct inputs *in,
+                                      enum iwp_attention how, int32_t n_past, int32_t n,
+                                      const float *log_size) {
+    const enum ggml_type type = how == IWP_ATTENTION_GGML ? GGML_TYPE_F16 : GGML_TYPE_F32;
+    struct ggml_tensor *t = ggml_new_tensor_2d(ctx, type, n_past + n, n);
     return add_input(in, (struct input){.t = t, .n_past = n_past, .log_size = log_size});
 }
 
@@ -92,8 +106,6 @@ static int fill_mask(const struct input *in, iwp_err *err) {
 
 static int fill(const struct iwp_decoder *d, const struct inputs *in, iwp_err *err) {
     for (int32_t i = 0; i < in->n; i++) {
-        if (!in->at[i].t->buffer)
-            continue; /* no node reads it: a mask of rows that are only cached */
         if (in->at[i].pos)
             IWP_TRY(fill_pos(d, &in->at[i], err));
         else
@@ -108,41 +120,68 @@ static void set_output(struct ggml_tensor *t) {
     if (t->view_src) ggml_set_output(t->view_src);
 }
 
+/* Memory for a graph; custom nodes stay on the CPU. */
+static int place(const struct iwp_decoder *d, struct iwp_sched *sched, iwp_err *err) {
+    if (d->attend) IWP_TRY(iwp_attend_check(d->attend, err));
+    iwp_sched_pin_custom(sched);
+    return iwp_sched_alloc(sched, err);
+}
+
+/* Positions and masks of the layers of a run, where they differ from those of the layer below; none that no
+ * node reads, for nobody would look at its size. */
+static void layer_inputs(const struct iwp_runner *r, const struct iwp_run *run,
+                         struct ggml_context *ctx, struct inputs *in, struct reads *of) {
+    int32_t seen_past = -1;
+    const float *seen_size = NULL;
+    struct ggml_tensor *mask = NULL;
+    for (int32_t i = 0; i < run->n_span; i++) {
+        const struct iwp_span *s = &run->span[i];
+        if (s->l0 == s->l1) continue;
+        struct ggml_tensor *pos = pos_input(r->d, ctx, in, s->pos, s->stride, run->n);
+        for (int32_t l = s->l0; l < s->l1; l++) {
+            const struct iwp_kv_layer *kv = &r->kv->layer[l];
+            of[l] = (struct reads){pos, iwp_decoder_attention(r->d, l, r->attention), NULL};
+            const bool only_cached = l == r->d->n_layer - 1 && !run->logits;
+            if (of[l].how == IWP_ATTENTION_OWN || only_cached) continue;
+            if (kv->n != seen_past || kv->log_size != seen_size) {
+                seen_past = kv->n;
+                seen_size = kv->log_size;
+                mask = run->n == 1 && !kv->log_size
+                           ? NULL
+                           : mask_input(ctx, in, of[l].how, kv->n, run->n, kv->log_size);
+            }
+            of[l].mask = mask;
+        }
+    }
+}
+
 int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp_err *err) {
     const struct iwp_decoder *d = r->d;
     const size_t bytes = (size_t)run->n * (size_t)d->d_model * sizeof(float);
     struct ggml_context *ctx;
     struct ggml_cgraph *graph;
     struct inputs *in = inputs_new(run->n_span + d->n_layer);
-    IWP_REQUIRE(in, err, IWP_ENOMEM, "out of memory");
+    struct reads *of = calloc((size_t)d->n_layer, sizeof *of);
     int rc = 0;
+    if (!in || !of) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
     IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
+    in->graph = graph;
     struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, run->n), *x = x0;
     struct ggml_tensor *logits = NULL;
     ggml_set_input(x0);
     struct ggml_tensor *heads = NULL;
-    struct iwp_decoder_attn attn = {.flash = r->flash, .heads = run->heads ? &heads : NULL};
-    int32_t seen_past = -1;
-    const float *seen_size = NULL;
-    for (int32_t i = 0; i < run->n_span; i++) {
-        const struct iwp_span *s = &run->span[i];
-        struct ggml_tensor *pos = pos_input(d, ctx, in, s->pos, s->stride, run->n);
-        for (int32_t l = s->l0; l < s->l1; l++) {
+    layer_inputs(r, run, ctx, in, of);
+    for (int32_t i = 0; i < run->n_span; i++)
+        for (int32_t l = run->span[i].l0; l < run->span[i].l1; l++) {
             const struct iwp_kv_layer *kv = &r->kv->layer[l];
-            if (kv->n != seen_past || kv->log_size != seen_size) {
-                seen_past = kv->n;
-                seen_size = kv->log_size;
-                attn.mask = run->n == 1 && !kv->log_size
-                                ? NULL
-                                : mask_input(ctx, in, r->flash, kv->n, run->n, kv->log_size);
-            }
+            const struct iwp_decoder_attn attn = {of[l].how, of[l].mask,
+                                                  run->heads ? &heads : NULL};
             const bool top = l == d->n_layer - 1;
-            x = iwp_decoder_build_layer(d, ctx, graph, l, x, pos, kv, kv->n, &attn,
+            x = iwp_decoder_build_layer(d, ctx, graph, l, x, of[l].pos, kv, kv->n, &attn,
                                         !top          ? 0
                                         : run->logits ? 1
                                                       : -1);
         }
-    }
     if (heads) set_output(heads);
     if (run->logits) {
         logits = iwp_decoder_build_logits(d, ctx, x);
@@ -155,7 +194,7 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     int32_t layers = 0;
     for (int32_t i = 0; i < run->n_span; i++) layers += run->span[i].l1 - run->span[i].l0;
     iwp_backend_size_threads(d->b, (double)iwp_decoder_layer_weights(d) * layers * run->n);
-    IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
+    IWP_TRY_GOTO(place(d, r->sched, err));
     ggml_backend_tensor_set(x0, run->rows, 0, bytes);
     IWP_TRY_GOTO(fill(d, in, err));
     IWP_TRY_GOTO(iwp_sched_compute(r->sched, err));
@@ -170,6 +209,7 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
         for (int32_t l = run->span[i].l0; l < run->span[i].l1; l++) r->kv->layer[l].n += run->n;
 fail:
     free(in);
+    free(of);
     return rc < 0 ? rc : 0;
 }
 
@@ -192,30 +232,34 @@ int iwp_runner_lanes(struct iwp_sched *sched, const struct iwp_lane *lane, int32
     const int32_t L = d->n_layer;
     struct ggml_context *ctx;
     struct ggml_cgraph *graph;
-    struct iwp_decoder_lane at[IWP_LANE_MAX];
     struct inputs *in = inputs_new(L * (n + 1));
     int32_t *store = malloc((size_t)L * (size_t)n * sizeof *store);
+    struct ggml_tensor **pos = calloc((size_t)L, sizeof *pos);
+    struct iwp_decoder_lane *at = calloc((size_t)L * (size_t)n, sizeof *at);
     int rc = 0;
-    if (!in || !store) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+    if (!in || !store || !pos || !at) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
     IWP_TRY_GOTO(iwp_sched_begin(sched, &ctx, &graph, err));
+    in->graph = graph;
     struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n), *x = x0;
     ggml_set_input(x0);
-    struct ggml_tensor *pos = NULL;
     for (int32_t l = 0; l < L; l++) {
-        pos = lane_positions(d, ctx, in, lane, n, l, store, pos);
+        pos[l] = lane_positions(d, ctx, in, lane, n, l, store, l > 0 ? pos[l - 1] : NULL);
         for (int32_t i = 0; i < n; i++) {
             const struct iwp_kv_layer *kv = &lane[i].r->kv->layer[l];
-            at[i] = (struct iwp_decoder_lane){kv, {.flash = lane[i].r->flash}};
-            if (kv->log_size)
-                at[i].attn.mask = mask_input(ctx, in, lane[i].r->flash, kv->n, 1, kv->log_size);
+            const enum iwp_attention how = iwp_decoder_attention(d, l, lane[i].r->attention);
+            struct iwp_decoder_lane *to = &at[(size_t)l * (size_t)n + (size_t)i];
+            *to = (struct iwp_decoder_lane){kv, {.how = how}};
+            if (kv->log_size && how != IWP_ATTENTION_OWN)
+                to->attn.mask = mask_input(ctx, in, how, kv->n, 1, kv->log_size);
         }
-        x = iwp_decoder_build_lanes(d, ctx, graph, l, x, pos, at);
     }
+    for (int32_t l = 0; l < L; l++)
+        x = iwp_decoder_build_lanes(d, ctx, graph, l, x, pos[l], at + (size_t)l * (size_t)n);
     struct ggml_tensor *logits = iwp_decoder_build_logits(d, ctx, x);
     ggml_set_output(logits);
     ggml_build_forward_expand(graph, logits);
     iwp_backend_size_threads(d->b, (double)iwp_decoder_layer_weights(d) * L * n);
-    IWP_TRY_GOTO(iwp_sched_alloc(sched, err));
+    IWP_TRY_GOTO(place(d, sched, err));
     ggml_backend_tensor_set(x0, rows, 0, (size_t)n * (size_t)d->d_model * sizeof *rows);
     IWP_TRY_GOTO(fill(d, in, err));
     IWP_TRY_GOTO(iwp_sched_compute(sched, err));
@@ -227,6 +271,8 @@ int iwp_runner_lanes(struct iwp_sched *sched, const struct iwp_lane *lane, int32
 fail:
     free(in);
     free(store);
+    free(pos);
+    free(at);
     return rc < 0 ? rc : 0;
 }
 
@@ -249,6 +295,7 @@ int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float
     IWP_REQUIRE(in, err, IWP_ENOMEM, "out of memory");
     int rc = 0;
     IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
+    in->graph = graph;
     struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n);
     ggml_set_input(x);
     struct ggml_tensor *pos = pos_input(d, ctx, in, span->pos, span->stride, n);

@@ -9,7 +9,7 @@ struct iwp_runner {
     const struct iwp_decoder *d;
     struct iwp_kv *kv;
     struct iwp_sched *sched;
-    bool flash;
+    enum iwp_attention attention;
 };
 
 /* Layers that see the rows at the same positions. */
@@ -44,7 +44,6 @@ struct iwp_lane {
     const int32_t *pos;         /* [n_layer] position of the row in each layer */
     float *logits;              /* [V] */
 };
-enum { IWP_LANE_MAX = 16 }; /* of one graph */
 /* rows: [n][D], n <= IWP_LANE_MAX. */
 int iwp_runner_lanes(struct iwp_sched *sched, const struct iwp_lane *lane, int32_t n,
                      const float *rows, iwp_err *err);

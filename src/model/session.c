@@ -49,9 +49,12 @@ int iwp_session_new(iwp_session **out, iwp_engine *e, const struct iwp_session_p
         return rc;
     }
     /* The f32 cache is for exactness, and the plain product is the reference. */
-    const bool flash = p->flash == IWP_FLASH_ON ||
-                       (p->flash == IWP_FLASH_AUTO && (tk != GGML_TYPE_F32 || tv != GGML_TYPE_F32));
-    s->runner = (struct iwp_runner){&e->d, &s->kv, e->sched, flash};
+    enum iwp_attention how = IWP_ATTENTION_OWN;
+    if (p->flash == IWP_FLASH_GGML) how = IWP_ATTENTION_GGML;
+    if (p->flash == IWP_FLASH_OFF ||
+        (p->flash == IWP_FLASH_AUTO && tk == GGML_TYPE_F32 && tv == GGML_TYPE_F32))
+        how = IWP_ATTENTION_PLAIN;
+    s->runner = (struct iwp_runner){&e->d, &s->kv, e->sched, how};
     *out = s;
     return 0;
 }

@@ -306,6 +306,19 @@ def test_bench_machine():
     check(all(r["one_thread"] > 0 and r["all_threads"] > 0 for r in got["rows"]), "bench machine: rates")
 
 
+def test_bench_attention():
+    if "  attention " not in run("bench", "--help").stdout:
+        return  # built without the engine
+    for args, word in ((["--keys", "8"], "--keys"), (["--type", "q4_0"], "q4_0"), (["--heads", "3"], "--heads")):
+        refused(["bench", "attention", *args], 2, word)
+    small = run("bench", "attention", "--heads", "4", "--kv-heads", "2", "--head-size", "32", "--keys", "40",
+                "-ub", "20", "--megabytes", "1", "-r", "1", "-t", "2", "-o", "json")
+    if small.returncode == 1 and "only ggml's" in small.stderr:
+        return  # a CPU without vectors
+    rows = json.loads(small.stdout)["rows"]
+    check(len(rows) == 4 and all(r["own"] > 0 and r["ggml"] > 0 and r["limit"] > 0 for r in rows), "bench attention: rows")
+
+
 def test_environment():
     base = select("--keep", "0.222")
     check(select(env={"IWP_ARG_KEEP": "22.2%"})["keep_hash"] == base["keep_hash"], "IWP_ARG_KEEP")
