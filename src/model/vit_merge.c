@@ -258,6 +258,7 @@ static int merge(struct iwp_tower *t, struct iwp_vit_merge *s, const struct iwp_
     p.budget = (struct iwp_budget){.keep = 1, .keep_separators = -1};
     snprintf(text, sizeof text, "%d", r);
     IWP_TRY_GOTO(iwp_params_set(&p, "r", text, err));
+    IWP_TRY_GOTO(iwp_params_set(&p, "inflection", "0", err)); /* the plan followed it */
     IWP_TRY_GOTO(iwp_params_set(&p, "cls", cls ? "1" : "0", err));
     int64_t bytes = iwp_select_workspace(&p, &in, &t->b->exec, err);
     if (bytes < 0) {

@@ -16,6 +16,7 @@ enum { BY_VIT, BY_LAYER };
 
 struct tome_options {
     int32_t cls, keys, r;
+    double inflection;
 };
 
 static const char *const keys[] = {"vit", "layer", NULL};
@@ -40,6 +41,13 @@ static const struct iwp_option options[] = {
      .max = 1e6,
      .def_text = "N - M",
      .text = "tokens merged away in each unit; -1: what the budget asks for"},
+    {.name = "inflection",
+     .type = IWP_OPTION_REAL,
+     .offset = AT(inflection),
+     .min = -1,
+     .max = 1,
+     .text = "with r, over blocks: from r (1 - inflection) in the first to r (1 + inflection) in "
+             "the last; 0: r in each"},
     {.name = NULL},
 };
 
@@ -50,14 +58,24 @@ static int needs(const struct iwp_params *p, int32_t stage, struct iwp_need *out
                : iwp_need_add(out, 0, cap, IWP_TENSOR_VIT_K, IWP_ROWS_ALL, 0);
 }
 
+/* A selection takes r tokens away; where r is only the mean of a schedule, what the budget asks. */
+static int has_own_step(const struct tome_options *o) { return o->r >= 0 && o->inflection == 0; }
+
+static int check_inflection(const struct tome_options *o, iwp_err *err) {
+    IWP_REQUIRE(o->inflection == 0 || o->r >= 0, err, IWP_EINVAL,
+                "option inflection of method tome needs r, the mean of the steps");
+    return 0;
+}
+
 static int check(const struct iwp_view *v, iwp_err *err) {
     const struct tome_options *o = IWP_OPTIONS(tome_options, v->params);
+    IWP_TRY(check_inflection(o, err));
     enum iwp_tensor t = o->keys == BY_LAYER ? IWP_TENSOR_K_ROPE : IWP_TENSOR_VIT_K;
     struct iwp_source s = {.array = &v->in->arr[t], .mean_heads = o->keys == BY_VIT};
     IWP_TRY(iwp_source_check(&s, t, err));
     if (o->keys == BY_VIT) IWP_TRY(iwp_encoder_check(v, o->cls, 1, 0, err));
     int32_t least = v->n_pool - v->n_pool / 2;
-    IWP_REQUIRE(o->r >= 0 || v->n_keep >= least, err, IWP_EINVAL,
+    IWP_REQUIRE(has_own_step(o) || v->n_keep >= least, err, IWP_EINVAL,
                 "one step of method tome keeps %d to %d of %d tokens, not %d", least, v->n_pool,
                 v->n_pool, v->n_keep);
     return 0;
@@ -85,7 +103,7 @@ static int select_tome(struct iwp_view *v, struct iwp_arena *a, void *state, iwp
     s.row = layer ? v->pool : enc.row;
     for (int32_t u = 0; u < v->n_unit; u++) {
         int32_t first = v->unit_first[u], n = v->unit_first[u + 1] - first, n_even = 0, n_odd = 0;
-        int32_t r = o->r >= 0 ? o->r : n - v->unit_keep[u];
+        int32_t r = has_own_step(o) ? o->r : n - v->unit_keep[u];
         IWP_REQUIRE(r <= n / 2, err, IWP_EINVAL,
                     "one step of method tome keeps %d to %d of %d tokens, not %d", n - n / 2, n, n,
                     n - r > 0 ? n - r : 0);
@@ -124,13 +142,22 @@ static int select_tome(struct iwp_view *v, struct iwp_arena *a, void *state, iwp
     return 0;
 }
 
+/* Tokens merged away in step b of n when r is given (methods-encoder 4.4). */
+static int32_t step_of(const struct tome_options *o, int32_t b, int32_t n) {
+    int32_t first = (int32_t)(o->r * (1 - o->inflection)), last = 2 * o->r - first;
+    return n > 1 ? (int32_t)(first + (double)(last - first) / (n - 1) * b) : o->r;
+}
+
 /* Counts after each of n_step steps from n to keep: even shares, at most half of the tokens in each
- * step, and more than a share where later halvings could not make up for it.  Returns the last. */
-static int32_t spread(int32_t n, int32_t keep, int32_t r, int32_t n_step, int32_t *after) {
+ * step, and more than a share where later halvings could not make up for it.  With o: its own steps,
+ * whatever they leave.  Returns the last. */
+static int32_t spread(const struct tome_options *o, int32_t n, int32_t keep, int32_t n_step,
+                      int32_t *after) {
     for (int32_t b = 0; b < n_step; b++) {
-        int32_t todo = n_step - b, gone = r >= 0 ? r : (n - keep + todo - 1) / todo, reach = keep;
+        int32_t todo = n_step - b, reach = keep,
+                gone = o ? step_of(o, b, n_step) : (n - keep + todo - 1) / todo;
         for (int32_t k = 1; k < todo && reach < n; k++) reach *= 2;
-        if (r < 0 && n - gone > reach) gone = n - reach;
+        if (!o && n - gone > reach) gone = n - reach;
         if (gone > n / 2) gone = n / 2;
         if (gone < 0) gone = 0;
         after[b] = n -= gone;
@@ -158,6 +185,7 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
     int32_t n = iwp_plan_pool(p, s), from = layer && p->layer >= 0 ? p->layer : 0,
             steps = layer ? s->n_layer - from : s->n_block, after[IWP_STAGE_MAX];
     IWP_TRY(iwp_budget_check(&p->budget, n, err));
+    IWP_TRY(check_inflection(o, err));
     int known = steps > 0; /* else: one step at the tower's output */
     if (!known) steps = 1;
     if (steps > cap) steps = cap;
@@ -166,7 +194,7 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
     int average = p->budget.rule == IWP_RULE_LAYER_AVERAGE || p->budget.rule == IWP_RULE_MATCHED;
     IWP_REQUIRE(!average || layer, err, IWP_EINVAL,
                 "--budget-rule: method tome with keys=vit does not cut inside the decoder");
-    int32_t least = spread(n, 1, -1, steps, after);
+    int32_t least = spread(NULL, n, 1, steps, after);
     if (average && !p->budget.n_keep) {
         /* PACT's comparison: shares that fall linearly to the last layer, their mean the budget
          * (methods-encoder 4.5); one more per layer than the formula, as there. */
@@ -186,7 +214,7 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
     IWP_REQUIRE(o->r >= 0 || keep >= least, err, IWP_EINVAL,
                 "method tome reaches %d to %d of %d tokens in %d step%s, not %d", least, n, n,
                 steps, steps == 1 ? "" : "s", keep);
-    spread(n, keep, o->r, steps, after);
+    spread(o->r >= 0 ? o : NULL, n, keep, steps, after);
     return write_stages(out, after, steps, layer, known ? from : -1);
 }
 

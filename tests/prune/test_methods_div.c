@@ -979,6 +979,28 @@ TEST(tome_plan) {
     p.budget.n_keep = 1;
     CHECK_INT(iwp_plan(&p, &s, st, IWP_STAGE_MAX, &err), 12);
     CHECK_INT(st[11].n_keep, 729 - 96);
+    /* falling (4.4): the last block merges nothing, so there are 11 stages */
+    static const int falling[] = {16, 14, 13, 11, 10, 8, 7, 5, 4, 2, 1};
+    int left = 729;
+    CHECK_INT(iwp_params_set(&p, "inflection", "-1", &err), 0);
+    CHECK_INT(iwp_plan(&p, &s, st, IWP_STAGE_MAX, &err), 11);
+    for (int i = 0; i < 11; i++) {
+        CHECK_INT(st[i].at, i);
+        CHECK_INT(left - st[i].n_keep, falling[i]);
+        left = st[i].n_keep;
+    }
+    CHECK_INT(left, 729 - 91);
+    CHECK_INT(iwp_params_set(&p, "inflection", "1", &err), 0); /* rising: 0 1 2 4 … 16 */
+    int n_rising = iwp_plan(&p, &s, st, IWP_STAGE_MAX, &err);
+    CHECK_INT(st[n_rising - 1].at, 11);
+    CHECK_INT(st[n_rising - 2].n_keep - st[n_rising - 1].n_keep, 16);
+    s.n_block = 1; /* one block has no slope */
+    CHECK_INT(iwp_plan(&p, &s, st, IWP_STAGE_MAX, &err), 1);
+    CHECK_INT(st[0].n_keep, 729 - 8);
+    CHECK_INT(iwp_params_set(&p, "r", "-1", &err), 0);
+    CHECK_INT(iwp_plan(&p, &s, st, IWP_STAGE_MAX, &err), IWP_EINVAL);
+    CHECK(strstr(err.msg, "inflection") != NULL);
+    CHECK_INT(iwp_params_set(&p, "inflection", "0", &err), 0);
     CHECK_INT(iwp_params_set(&p, "r", "-1", &err), 0);
     s.n_block = 0; /* one step after the tower */
     p.budget.n_keep = 364;
