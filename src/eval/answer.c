@@ -161,19 +161,26 @@ static int write_sample(const struct iwp_eval_answer *a, const struct iwp_eval_s
 int iwp_eval_answer_write(const struct iwp_eval_answer *a, const struct iwp_eval_sample *q,
                           const char *dir, const char *config, const char *task,
                           const iwp_err *failed, iwp_err *err) {
-    char path[4096], line[512];
+    char path[4096], line[512], stages[32 * IWP_STAGE_MAX], whole[sizeof line + sizeof stages + 32];
+    size_t at = 0;
     /* Times first: a sample that is there has its times too, whatever ends the program. */
-    int n = snprintf(line, sizeof line,
-                     "{\"doc_id\":%d,\"encode\":%.3f,\"select\":%.3f,\"prefill\":%.3f,"
-                     "\"ttft\":%.3f,\"decode\":%.3f,\"tokens\":%d,\"kv_bytes\":%zu,"
-                     "\"kv_bytes_full\":%zu,\"flops\":%.6g,\"flops_full\":%.6g,"
-                     "\"layer_average\":%.6g}\n",
-                     q->doc, a->media, a->st.ms_select, a->prefill,
-                     a->media + a->prefill + a->first, a->decode, a->text.n_token, a->st.kv_bytes,
-                     a->st.kv_bytes_full, a->st.flops, a->st.flops_full, a->st.layer_average);
+    snprintf(line, sizeof line,
+             "{\"doc_id\":%d,\"encode\":%.3f,\"select\":%.3f,\"prefill\":%.3f,"
+             "\"ttft\":%.3f,\"decode\":%.3f,\"tokens\":%d,\"kv_bytes\":%zu,"
+             "\"kv_bytes_full\":%zu,\"flops\":%.6g,\"flops_full\":%.6g,"
+             "\"layer_average\":%.6g,\"visual\":%d",
+             q->doc, a->media, a->st.ms_select, a->prefill, a->media + a->prefill + a->first,
+             a->decode, a->text.n_token, a->st.kv_bytes, a->st.kv_bytes_full, a->st.flops,
+             a->st.flops_full, a->st.layer_average, a->st.n_visual);
+    stages[0] = 0;
+    for (int32_t i = 0; i < a->st.n_stage; i++) /* cuts inside the decoder */
+        if (a->st.stage[i].layer >= 0)
+            at += (size_t)snprintf(stages + at, sizeof stages - at, "%s[%d,%d]", at ? "," : "",
+                                   a->st.stage[i].layer, a->st.stage[i].visual_kept);
+    const int n = snprintf(whole, sizeof whole, "%s,\"stages\":[%s]}\n", line, stages);
     if (!failed) {
         IWP_TRY(iwp_eval_lines_path(path, sizeof path, dir, config, "timings", task, err));
-        IWP_TRY(iwp_eval_lines_append(path, line, (size_t)n, err));
+        IWP_TRY(iwp_eval_lines_append(path, whole, (size_t)n, err));
     }
     IWP_TRY(iwp_eval_lines_path(path, sizeof path, dir, config, "samples", task, err));
     return write_sample(a, q, path, failed, err);

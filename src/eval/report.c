@@ -91,9 +91,20 @@ static void csv_real(FILE *f, double v) {
         fprintf(f, ",%.6g", v);
 }
 
+void iwp_eval_stages_text(const struct iwp_eval_timing *t, char *to, size_t cap) {
+    size_t at = 0;
+    to[0] = 0;
+    for (int i = 0; i < IWP_STAGE_MAX && at < cap; i++)
+        if (!isnan(t->stage[i]))
+            at += (size_t)snprintf(to + at, cap - at, "%sL%d %.1f%%", at ? " " : "", i,
+                                   100 * t->stage[i]);
+}
+
 int iwp_eval_report_csv(const struct iwp_eval_book *b, FILE *f) {
+    char stages[IWP_EVAL_STAGES_TEXT];
     fputs("task,prune,keep,keep_tokens,options,n,errors,unparsed,score,stderr,diff,diff_stderr,"
-          "visual_kept,encode_ms,select_ms,prefill_ms,ttft_ms,decode_ms,kv_bytes,flops\n",
+          "visual_kept,encode_ms,select_ms,prefill_ms,ttft_ms,decode_ms,kv_bytes,flops,flops_full,"
+          "layer_average,stages\n",
           f);
     for (int32_t i = 0; i < b->n_row; i++) {
         const struct iwp_eval_row *r = &b->row[i];
@@ -114,7 +125,10 @@ int iwp_eval_report_csv(const struct iwp_eval_book *b, FILE *f) {
         for (int k = 0; k < 5; k++) csv_real(f, r->t.median[k]);
         csv_real(f, r->t.kv_bytes);
         csv_real(f, r->t.flops);
-        fputc('\n', f);
+        csv_real(f, r->t.flops_full);
+        csv_real(f, r->t.layer_average);
+        iwp_eval_stages_text(&r->t, stages, sizeof stages);
+        fprintf(f, ",%s\n", stages);
     }
     return 0;
 }

@@ -206,10 +206,11 @@ static void main_table(const struct iwp_eval_book *b, const cJSON *paper, FILE *
 /* ---- costs, categories, failures, provenance ----------------------------------------------------------------- */
 
 static void cost_table(const struct iwp_eval_book *b, FILE *f) {
-    char method[600], keep[32];
+    char method[600], keep[32], stages[IWP_EVAL_STAGES_TEXT];
     fputs("<h2 id=\"cost\">Cost</h2>\n<div "
           "class=\"scroll\"><table><thead><tr><th>method</th><th>keep</th><th>task</th>"
-          "<th>kept %</th><th>encode</th><th>select</th><th>prefill</th><th>TTFT</th><th>TTFT "
+          "<th>kept %</th><th>per stage</th><th>layer average "
+          "%</th><th>encode</th><th>select</th><th>prefill</th><th>TTFT</th><th>TTFT "
           "p95</th>"
           "<th>decode</th><th>KV MB</th><th>GFLOP</th></tr></thead><tbody>\n",
           f);
@@ -223,6 +224,9 @@ static void cost_table(const struct iwp_eval_book *b, FILE *f) {
         iwp_html_text(f, b->run.task[r->task].task->title);
         fputs("</td>", f);
         iwp_html_number(f, 100 * r->s.kept, 1);
+        iwp_eval_stages_text(&r->t, stages, sizeof stages);
+        fprintf(f, "<td>%s</td>", stages);
+        iwp_html_number(f, 100 * r->t.layer_average, 1);
         for (int k = 0; k < 4; k++) iwp_html_number(f, r->t.median[k], 1);
         iwp_html_number(f, r->t.p95[3], 1);
         iwp_html_number(f, r->t.median[4], 1);
@@ -230,7 +234,9 @@ static void cost_table(const struct iwp_eval_book *b, FILE *f) {
         iwp_html_number(f, r->t.flops / 1e9, 1);
         fputs("</tr>\n", f);
     }
-    fputs("</tbody></table></div><p class=\"sub\">Milliseconds, medians inside the run. Layers "
+    fputs("</tbody></table></div><p class=\"sub\">Per stage: share of the visual tokens left after "
+          "the cut before a layer; layer average: the mean over layers. GFLOP: prefill. "
+          "Milliseconds, medians inside the run. Layers "
           "that several "
           "configurations share were run once and are counted in each.</p>\n",
           f);

@@ -53,7 +53,21 @@ struct times {
     double *v[5]; /* [cap] */
     double kv, flops, full, average;
     int32_t n, cap;
+    double stage[IWP_STAGE_MAX]; /* sums of shares, and of how many, by layer */
+    int32_t n_stage[IWP_STAGE_MAX];
 };
+
+static void read_stages(struct times *t, const cJSON *line) {
+    const double visual = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(line, "visual"));
+    const cJSON *s;
+    cJSON_ArrayForEach(s, cJSON_GetObjectItemCaseSensitive(line, "stages")) {
+        const double layer = cJSON_GetNumberValue(cJSON_GetArrayItem(s, 0)),
+                     kept = cJSON_GetNumberValue(cJSON_GetArrayItem(s, 1));
+        if (!(layer >= 0 && layer < IWP_STAGE_MAX && kept >= 0 && visual > 0)) continue;
+        t->stage[(int)layer] += kept / visual;
+        t->n_stage[(int)layer]++;
+    }
+}
 
 static int read_times(struct times *t, const char *path, iwp_err *err) {
     if (access(path, F_OK) != 0) return 0;
@@ -82,6 +96,7 @@ static int read_times(struct times *t, const char *path, iwp_err *err) {
         t->flops += cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(o, "flops"));
         t->full += cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(o, "flops_full"));
         t->average += cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(o, "layer_average"));
+        read_stages(t, o);
         if (rc >= 0) t->n++;
         cJSON_Delete(o);
     }
@@ -102,6 +117,8 @@ static void finish_times(struct times *t, struct iwp_eval_timing *out) {
     out->flops = t->n ? t->flops / t->n : NAN;
     out->flops_full = t->n ? t->full / t->n : NAN;
     out->layer_average = t->n ? t->average / t->n : NAN;
+    for (int i = 0; i < IWP_STAGE_MAX; i++)
+        out->stage[i] = t->n_stage[i] ? t->stage[i] / t->n_stage[i] : NAN;
 }
 
 static bool first_of_row(const struct iwp_eval_run *r, int32_t k) {
@@ -414,6 +431,15 @@ static void put_timings(struct iwp_json_out *w, const struct iwp_eval_book *b) {
         iwp_json_put_f64(w, "prefill_flops", r->t.flops);
         iwp_json_put_f64(w, "prefill_flops_full", r->t.flops_full);
         iwp_json_put_f64(w, "layer_average", r->t.layer_average);
+        iwp_json_open_array(w, "stages");
+        for (int k = 0; k < IWP_STAGE_MAX; k++) {
+            if (isnan(r->t.stage[k])) continue;
+            iwp_json_open_object(w, NULL);
+            iwp_json_put_int(w, "layer", k);
+            iwp_json_put_f64(w, "kept", r->t.stage[k]);
+            iwp_json_close_object(w);
+        }
+        iwp_json_close_array(w);
         iwp_json_close_object(w);
     }
     iwp_json_close_array(w);

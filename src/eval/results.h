@@ -7,11 +7,14 @@
 #include <stdio.h>
 
 #include "eval/store.h"
+#include "iwp/prune.h"
 
 struct iwp_eval_timing {
     int32_t n;
     double median[5], p95[5]; /* encode, select, prefill, ttft, decode; ms */
     double kv_bytes, flops, flops_full, layer_average; /* means */
+    /* Mean share of the visual tokens that is left after the cut before a layer; NAN: no cut there. */
+    double stage[IWP_STAGE_MAX];
 };
 extern const char *const iwp_eval_timing_names[5];
 
@@ -58,6 +61,9 @@ void iwp_eval_method_text(const struct iwp_eval_config *c, char out[600]);
 
 int iwp_eval_report_md(const struct iwp_eval_book *b, FILE *f);
 int iwp_eval_report_csv(const struct iwp_eval_book *b, FILE *f);
+/* "L8 50.0% L16 25.0%": what is left after each cut in the decoder. */
+enum { IWP_EVAL_STAGES_TEXT = 16 * IWP_STAGE_MAX };
+void iwp_eval_stages_text(const struct iwp_eval_timing *t, char *to, size_t cap);
 /* paper: with the paper's figures where model and tasks match. */
 int iwp_eval_report_html(const struct iwp_eval_book *b, bool paper, FILE *f);
 /* What `iwp analyse` left in a folder, as a part of the page; nothing when dir is NULL. */

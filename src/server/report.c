@@ -180,6 +180,7 @@ void iwp_report_prune(struct iwp_json_out *w, const struct iwp_reply *r, enum iw
     iwp_json_put_int(w, "visual_in", st.n_visual);
     iwp_json_put_int(w, "visual_kept", st.n_kept);
     /* Visual tokens as if the same number had gone through every layer. */
+    iwp_json_put_f64(w, "layer_average", st.layer_average);
     iwp_json_put_ms(w, "equivalent_tokens", st.layer_average * st.n_visual);
     iwp_json_put_ms(w, "encode_ms", info->ms_decode_image + info->ms_preprocess + info->ms_encode);
     iwp_json_put_ms(w, "select_ms", st.ms_select);

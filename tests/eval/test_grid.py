@@ -62,6 +62,18 @@ with folder() as t:
             check(read(t, "many", d, name) == read(t, "alone", d, name), "alone equals grid: " + d)
     check(read(t, "many", "results.json") == read(t, "alone", "results.json"), "results of many and alone")
 
+    # kept per stage, layer average and prefill FLOPs of every method, wherever costs are reported
+    costs = {(r["prune"], r["keep"]): r for r in json.loads(read(t, "many", "timings.json"))["runs"] if r["task"] == "said"}
+    for (name, keep), r in costs.items():
+        check(r["n"] == 0 or 0 < r["layer_average"] <= 1 and 0 < r["prefill_flops"] <= r["prefill_flops_full"], "costs of %s: %s" % (name, r))
+        shares = [s["kept"] for s in r["stages"]]
+        check(shares == sorted(shares, reverse=True) and (shares != []) == (name not in ("none", "divprune",
+              "visionzip", "resize", "tome") and r["n"] > 0), "stages of %s: %s" % (name, r["stages"]))
+    one = costs[("iwp", 0.5)]["stages"]
+    check(len(one) == 1 and abs(one[0]["kept"] - 0.5) < 0.02, "the stage of iwp: %s" % one)
+    check(len(costs[("pyramiddrop", 0.5)]["stages"]) > 1, "the stages of pyramiddrop: %s" % costs[("pyramiddrop", 0.5)])
+    check(b"layer_average,stages" in read(t, "many", "report.csv") and b"layer average" in read(t, "many", "report.html"), "costs in the reports")
+
     # the grid runs no row through a layer that it need not
     cost = json.loads(run("bench", "eval", *model, "-t", "1", "--tasks", manifest, "-o", "json",
                           "--prune", "none,iwp,fastv,dart,pyramiddrop,divprune,visionzip", "--keep", "50%,35%,25%"))
