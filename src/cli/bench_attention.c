@@ -76,47 +76,62 @@ struct bench {
 };
 
 /* ---- limits ---------------------------------------------------------------------------------------- */
+/* Custom nodes too: measured by the threads that do the work. */
 
 struct limit {
     const struct bench *b;
-    double rate[MAX_THREAD];
+    double done[MAX_THREAD];
     volatile uint64_t seen[MAX_THREAD];
 };
 
-static void run_fma(void *arg, int32_t i) {
-    struct limit *l = arg;
-    const double t0 = iwp_clock_ms(), done = iwp_peak_run(IWP_PEAK_FMA, 4000000);
-    l->rate[i] = done / ((iwp_clock_ms() - t0) * 1e6);
+static void run_fma(struct ggml_tensor *y, int ith, int nth, void *user) {
+    struct limit *l = user;
+    (void)y, (void)nth;
+    l->done[ith] = iwp_peak_run(IWP_PEAK_FMA, 4000000);
 }
 
-/* Layers i, i + n_thread, … */
-static void run_read(void *arg, int32_t i) {
-    struct limit *l = arg;
-    const struct bench *b = l->b;
-    for (int32_t y = i; y < b->n_layer; y += b->b->n_thread) {
-        const struct iwp_kv_layer *kv = &b->kv.layer[y];
-        l->seen[i] += iwp_peak_read(kv->k->data, ((size_t)kv->n * kv->k->nb[1]) & ~(size_t)63);
-        l->seen[i] += iwp_peak_read(kv->v->data, ((size_t)kv->n * kv->v->nb[1]) & ~(size_t)63);
+/* Each thread its share of every layer's rows. */
+static void run_read(struct ggml_tensor *y, int ith, int nth, void *user) {
+    struct limit *l = user;
+    (void)y;
+    for (int32_t i = 0; i < l->b->n_layer; i++) {
+        const struct iwp_kv_layer *kv = &l->b->kv.layer[i];
+        const size_t bytes = ((size_t)kv->n * kv->k->nb[1] / (size_t)nth) & ~(size_t)63,
+                     from = (size_t)ith * bytes;
+        l->seen[ith] += iwp_peak_read((const char *)kv->k->data + from, bytes);
+        l->seen[ith] += iwp_peak_read((const char *)kv->v->data + from, bytes);
     }
 }
 
-static double fma_limit(const struct bench *b) {
-    struct limit l = {.b = b};
-    double best = 0;
-    for (int r = 0; r < 3; r++) {
-        double sum = 0;
-        b->b->exec.run(b->b->exec.ctx, run_fma, &l, b->b->n_thread);
-        for (int32_t i = 0; i < b->b->n_thread; i++) sum += l.rate[i];
-        best = fmax(best, sum);
-    }
-    return best;
-}
-
-static double read_ms(const struct bench *b) {
-    struct limit l = {.b = b};
+static int run_limit(struct bench *b, ggml_custom_op_t fun, struct limit *l, double *ms,
+                     iwp_err *err) {
+    struct ggml_context *ctx;
+    struct ggml_cgraph *graph;
+    IWP_TRY(iwp_sched_begin(b->sched, &ctx, &graph, err));
+    struct ggml_tensor *x = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 1);
+    ggml_set_input(x);
+    ggml_build_forward_expand(
+        graph, ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, &x, 1, fun, GGML_N_TASKS_MAX, l));
+    iwp_sched_pin_custom(b->sched);
+    IWP_TRY(iwp_sched_alloc(b->sched, err));
+    iwp_backend_size_threads(b->b, INFINITY);
     const double t0 = iwp_clock_ms();
-    b->b->exec.run(b->b->exec.ctx, run_read, &l, b->b->n_thread);
-    return iwp_clock_ms() - t0;
+    IWP_TRY(iwp_sched_compute(b->sched, err));
+    *ms = iwp_clock_ms() - t0;
+    return 0;
+}
+
+/* GFLOP/s, the best of three. */
+static int fma_limit(struct bench *b, double *best, iwp_err *err) {
+    struct limit l = {.b = b};
+    *best = 0;
+    for (int r = 0; r < 3; r++) {
+        double ms, done = 0;
+        IWP_TRY(run_limit(b, run_fma, &l, &ms, err));
+        for (int32_t i = 0; i < b->b->n_thread; i++) done += l.done[i];
+        *best = fmax(*best, done / ms * 1e-6);
+    }
+    return 0;
 }
 
 /* ---- caches ---------------------------------------------------------------------------------------- */
@@ -238,15 +253,18 @@ static int one_case(struct bench *b, enum ggml_type type, int32_t n, int32_t key
         const int32_t at = r < 0 ? 0 : r;
         IWP_TRY_GOTO(run_once(b, true, n, keys, &own[at], err));
         IWP_TRY_GOTO(run_once(b, false, n, keys, &ggml[at], err));
-        read[at] = n > 1 ? 0 : read_ms(b);
+        struct limit l = {.b = b};
+        read[at] = 0;
+        if (n == 1) IWP_TRY_GOTO(run_limit(b, run_read, &l, &read[at], err));
     }
     const double t_own = iwp_bench_median(own, a->repeats),
                  t_ggml = iwp_bench_median(ggml, a->repeats),
                  t_read = iwp_bench_median(read, a->repeats);
     const double work =
         n > 1 ? 4.0 * a->d * a->heads * n * (keys - n + (n + 1) / 2.0) : (double)bytes * n_layer;
-    print_row(b, ggml_type_name(type), n, keys, work / t_own * 1e-6, work / t_ggml * 1e-6,
-              n > 1 ? fma_limit(b) : work / t_read * 1e-6);
+    double limit = n > 1 ? 0 : work / t_read * 1e-6;
+    if (n > 1) IWP_TRY_GOTO(fma_limit(b, &limit, err));
+    print_row(b, ggml_type_name(type), n, keys, work / t_own * 1e-6, work / t_ggml * 1e-6, limit);
 fail:
     iwp_kv_free(&b->kv);
     return rc;

@@ -144,12 +144,12 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
                 save_bf16((uint16_t *)pair[j] + 16 * h, low ? rest(v) : v);
             }
         }
-        for (int h = 0; h < 2; h++)
-            for (int t = 0; t < 16; t++) {
-                uint32_t row[16];
-                for (int j = 0; j < 16; j++) row[j] = pair[h * 16 + j][t];
-                memcpy(panel + h * 512 + t * 32, row, sizeof row);
-            }
+        for (int h = 0; h < 2; h++) {
+            vf r[16]; /* only moved */
+            memcpy(r, pair[16 * h], sizeof r);
+            transpose16(r);
+            memcpy(panel + h * 512, r, sizeof r);
+        }
     }
 }
 
@@ -290,17 +290,25 @@ static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64
                         int32_t n, int32_t d, bool low) {
     for (int32_t i = 0; i < d; i += 32, to += block_stride) {
         const int32_t len = d - i < 32 ? d - i : 32;
-        uint16_t h[32][32];
-        if (n < 32) memset(h, 0, sizeof h);
-        for (int32_t j = 0; j < n; j++) {
-            float t[32];
-            const float *p = v + j * stride + i;
-            if (len < 32) load_tail(t, p, len), p = t;
-            for (int k = 0; k < 32; k += 16)
-                save_bf16(h[j] + k, low ? rest(load(p + k)) : load(p + k));
+        const float *x = v + i;
+        int64_t row = stride;
+        float t[32][32];
+        if (n < 32 || len < 32) {
+            memset(t, 0, sizeof t);
+            for (int32_t j = 0; j < n; j++) memcpy(t[j], x + j * stride, (size_t)len * sizeof *x);
+            x = t[0];
+            row = 32;
         }
-        for (int r = 0; r < 32; r++)
-            for (int j = 0; j < 32; j++) to[r * 32 + j] = h[j][r];
+        for (int c = 0; c < 32; c += 16)
+            for (int j = 0; j < 32; j += 16) {
+                vf r[16];
+                for (int k = 0; k < 16; k++) {
+                    r[k] = load(x + (j + k) * row + c);
+                    if (low) r[k] = rest(r[k]);
+                }
+                transpose16(r);
+                for (int k = 0; k < 16; k++) save_bf16(to + (c + k) * 32 + j, r[k]);
+            }
     }
 }
 
@@ -433,6 +441,24 @@ static void attend_step(const struct packed *w, int32_t query, int32_t key, int3
     }
 }
 
+/* Sums of queries [first, first + n), divided by their weights, to rows. */
+static void put_results(const struct iwp_gemm_attend *op, const struct packed *w, int32_t first,
+                        int32_t n) {
+    for (int32_t i = 0; i < n; i += 16) {
+        const float *o = w->o + (size_t)(i / 32) * (size_t)w->vt * BLOCK + i % 32;
+        const vf part = all(1.0f) / load(w->total + i);
+        for (int32_t d = 0; d < op->d_v; d += 16) {
+            const int32_t len = op->d_v - d < 16 ? op->d_v - d : 16;
+            vf r[16];
+            for (int k = 0; k < 16; k++) r[k] = load(o + (d + k) * 32) * part;
+            transpose16(r);
+            for (int32_t k = 0; k < 16 && i + k < n; k++)
+                memcpy(op->out + (first + i + k) * op->out_stride + d, &r[k],
+                       (size_t)len * sizeof(float));
+        }
+    }
+}
+
 static void attend_tiles(const struct iwp_gemm_attend *op, void *scratch) {
     const struct packed w = divide(op, scratch);
     const float scale2 = op->scale * 1.44269504f;
@@ -447,11 +473,6 @@ static void attend_tiles(const struct iwp_gemm_attend *op, void *scratch) {
                 attend_step(&w, i, key,
                             op->n_k - key < IWP_GEMM_KEYS ? op->n_k - key : (int32_t)IWP_GEMM_KEYS,
                             scale2);
-        for (int32_t i = 0; i < n; i++) {
-            const float *o = w.o + (size_t)(i / 32) * (size_t)w.vt * BLOCK + i % 32;
-            float *y = op->out + (first + i) * op->out_stride;
-            const float part = 1.0f / w.total[i];
-            for (int32_t d = 0; d < op->d_v; d++) y[d] = o[(size_t)d * 32] * part;
-        }
+        put_results(op, &w, first, n);
     }
 }
