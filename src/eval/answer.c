@@ -105,11 +105,6 @@ static void put_nested(struct iwp_json_out *w, const char *key, const char *text
 static void put_question(struct iwp_json_out *w, const struct iwp_eval_sample *q) {
     iwp_json_put_int(w, "doc_id", q->doc);
     iwp_json_put_string(w, "id", q->id);
-    iwp_json_open_object(w, "doc");
-    iwp_json_put_string(w, "question",
-                        cJSON_GetObjectItemCaseSensitive(q->row, "question")->valuestring);
-    iwp_json_put_string(w, q->video ? "video" : "image", q->media[0]);
-    iwp_json_close_object(w);
     if (q->category) iwp_json_put_string(w, "category", q->category);
     if (q->group) iwp_json_put_string(w, "group", q->group);
     iwp_json_put_string(w, "medium", q->media[0]);
@@ -118,7 +113,7 @@ static void put_question(struct iwp_json_out *w, const struct iwp_eval_sample *q
         iwp_json_put_string(w, NULL, q->sha[i][0] ? q->sha[i] : NULL);
     iwp_json_close_array(w);
     iwp_json_put_string(w, "target", q->answers[0]);
-    put_nested(w, "arguments", q->prompt, 2);
+    iwp_json_put_string(w, "input", q->prompt);
 }
 
 static void put_answer(struct iwp_json_out *w, const struct iwp_eval_answer *a,

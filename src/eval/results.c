@@ -476,6 +476,7 @@ static int write_file(const struct iwp_eval_book *b, const char *dir, const char
 int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, bool paper, iwp_err *err) {
     static const char *const names[] = {"timings.json", "report.md", "report.csv", "report.html",
                                         "results.json"};
+    IWP_TRY(iwp_eval_lmms_write(b, dir, err));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         IWP_TRY(write_file(b, dir, names[i], paper, err));
     return 0;

@@ -54,6 +54,9 @@ int iwp_eval_data_hash(const struct iwp_eval_book *b, int32_t task, char hex[65]
 /* results.json, timings.json, report.html, report.md, report.csv */
 int iwp_eval_book_write(const struct iwp_eval_book *b, const char *dir, bool paper, iwp_err *err);
 
+/* For lmms-eval's viewer: CONFIG/iwp_results.json and links to the samples, where DIR has CONFIG. */
+int iwp_eval_lmms_write(const struct iwp_eval_book *b, const char *dir, iwp_err *err);
+
 /* "22.2%", "64 tokens", "100%" */
 void iwp_eval_keep_text(const struct iwp_eval_config *c, char out[32]);
 /* Method with its options: "iwp lambda=5". */

@@ -4,6 +4,7 @@
  *     <configuration>/samples_<task>.jsonl   one line per sample, appended, in lmms-eval's field names
  *     <configuration>/timings_<task>.jsonl   the same for times, which are never part of results.json
  *     media.jsonl                       hashes of pictures and films that were asked about (digest.h)
+ *     <configuration>/iwp_results.json, iwp_samples_<task>.jsonl   the same for lmms-eval's viewer
  *     results.json, timings.json, report.html, report.md, report.csv   made from the above
  *
  * Lines are appended with one write each; a last line without its end (the program was killed) is cut

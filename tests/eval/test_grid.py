@@ -38,6 +38,20 @@ with folder() as t:
     check(abs(said[("iwp", 0.25)]["diff"] - d) < 1e-9, "paired difference of one sample")
     line = json.loads(read(t, "whole", "iwp-0.5", "samples_toy.jsonl").split(b"\n")[0])
     check(line["kept"] == round(line["visual"] / 2) and line["resps"] == [[line["answer"]]], "samples line")
+    # what the log viewer of lmms_eval 0.7.3 (lmms-eval ui) and its --baseline read: PREFIX_results.json in any folder below, and
+    # the samples of a task beside it under the same prefix
+    for d in [d for d in os.listdir(os.path.join(t, "whole")) if os.path.isdir(os.path.join(t, "whole", d))]:
+        shown = json.loads(read(t, "whole", d, "iwp_results.json"))
+        check(isinstance(shown["config"], dict) and shown["model_name"].endswith(d) and shown["date"] == d, "viewer: %s" % shown)
+        for task, metric in (("toy", "score"), ("said", "nll")):
+            m, seen = shown["results"][task], lines(t, "whole", d, "iwp_samples_%s.jsonl" % task)
+            check(isinstance(m[metric + ",none"], (int, float)) and metric + "_stderr,none" in m, "viewer: metrics %s" % m)
+            check(shown["n-samples"][task]["effective"] == len(seen) == len(lines(t, "whole", d, "samples_%s.jsonl" % task)), "viewer: samples")
+            check(all(isinstance(x["doc_id"], int) and isinstance(x["input"], str) and isinstance(x["target"], str) and
+                      x["filtered_resps"] == [x["answer"]] and isinstance(x["score"], (int, float)) for x in seen), "viewer: %s" % seen)
+            check(all([k for k in x if "score" in k.lower()] == ["score"] for x in seen), "viewer: one field is the score")
+        if d == "iwp-0.5":
+            check(shown["results"]["toy"]["score,none"] == toy[("iwp", 0.5)]["score"], "viewer: another score")
     for name in "timings.json report.html report.md report.csv".split():
         check(len(read(t, "whole", name)) > 100, name)
 

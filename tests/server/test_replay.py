@@ -1,8 +1,10 @@
-"""The request bodies of lmms-eval and VLMEvalKit, byte for byte as their OpenAI adapters send them, against `iwp serve`.
+"""The request bodies of lmms-eval and VLMEvalKit against `iwp serve`.  Those of lmms-eval were recorded between the tool and
+a running server (docs/SERVER.md has the commands); pictures of more than 2 kB were shrunk afterwards.
 
-replay/lmms-eval-*.json: openai-python's compact JSON, PNG data URIs; the chat adapter (picture first, a video as frames),
-the simple one (text first) and what both send for models named like OpenAI's reasoning ones.
-replay/vlmevalkit*.json: requests.post(data=json.dumps(...)) with spaces and \\u escapes, JPEG data URIs with `detail`."""
+replay/lmms-eval-*.json: lmms_eval 0.7.3 with openai 3.49.0: its models `openai` (pictures first; frames of a film; a film as
+a file:// address; the name of a reasoning model), `async_openai`, and `openai` with --force_simple (text first).
+replay/vlmevalkit*.json: written after its adapter: requests.post(data=json.dumps(...)) with spaces and \\u escapes, JPEG data
+URIs with `detail`."""
 import http.client
 
 from serve import Server, check, convert, data, finish, folder, images, iwp  # noqa: F401
@@ -12,11 +14,11 @@ import os
 import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-OPENAI = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "OpenAI/Python 1.99.9",
-          "X-Stainless-Lang": "python", "X-Stainless-Package-Version": "1.99.9", "X-Stainless-OS": "Linux",
-          "X-Stainless-Arch": "x64", "X-Stainless-Runtime": "CPython", "X-Stainless-Async": "false",
-          "Authorization": "Bearer none", "x-stainless-retry-count": "0", "x-stainless-read-timeout": "600",
-          "Accept-Encoding": "gzip, deflate", "Connection": "keep-alive"}
+OPENAI = {"Accept-Encoding": "gzip, deflate", "Connection": "keep-alive", "authorization": "Bearer none", "accept": "application/json",
+          "content-type": "application/json", "user-agent": "OpenAI/Python 3.49.0", "x-stainless-lang": "python",
+          "x-stainless-package-version": "3.49.0", "x-stainless-os": "Linux", "x-stainless-arch": "x64", "x-stainless-runtime": "CPython",
+          "x-stainless-runtime-version": "3.11.7", "x-stainless-async": "false", "x-stainless-retry-count": "0",
+          "x-stainless-read-timeout": "600"}
 REQUESTS = {"User-Agent": "python-requests/2.32.5", "Accept-Encoding": "gzip, deflate", "Accept": "*/*",
             "Connection": "keep-alive", "Content-Type": "application/json", "Authorization": "Bearer sk-none"}
 
@@ -30,6 +32,9 @@ with folder() as t:
         link.request("POST", "/v1/chat/completions", body, OPENAI if name.startswith("lmms") else REQUESTS)
         r = link.getresponse()
         answer = json.loads(r.read())
+        if b'"file:///' in body:  # a file of the server's machine: only below --media-path
+            check(name, r.status == 400 and "--media-path" in answer["error"]["message"], answer)
+            continue
         check(name, r.status == 200 and r.getheader("Content-Type").startswith("application/json"), answer)
         if r.status != 200:
             continue
