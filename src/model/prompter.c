@@ -1,5 +1,6 @@
 /* Vocabulary, template, tower and cache of one model: see prompt.h.  Refuses an mmproj file that was
  * made for another model, and says what of the two does not fit. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,6 +65,34 @@ static int check_pair(const iwp_prompter *m, const char *arch, const struct iwp_
     return 0;
 }
 
+/* The vocabulary is read while the tower is: libllama takes one thread's time for it. */
+struct vocab_job {
+    iwp_vocab *vocab;
+    const struct iwp_gguf *g;
+    int rc;
+    iwp_err err;
+};
+
+static void *read_vocab(void *job) {
+    struct vocab_job *j = job;
+    j->rc = iwp_vocab_new(&j->vocab, j->g, &j->err);
+    return NULL;
+}
+
+static int open_parts(iwp_prompter *m, const struct iwp_prompter_params *p, iwp_err *err) {
+    struct vocab_job j = {.g = p->model};
+    pthread_t thread;
+    const bool beside = p->mmproj && pthread_create(&thread, NULL, read_vocab, &j) == 0;
+    const int rc = p->mmproj ? iwp_tower_new(&m->tower, p->backend, p->mmproj, err) : 0;
+    if (beside)
+        pthread_join(thread, NULL);
+    else
+        read_vocab(&j);
+    m->vocab = j.vocab;
+    if (j.rc < 0 && err) *err = j.err;
+    return j.rc < 0 ? j.rc : rc;
+}
+
 static int open_prompter(iwp_prompter *m, const struct iwp_prompter_params *p, iwp_err *err) {
     static const char *const images[] = {"<|image_pad|>", "<image>", NULL};
     static const char *const videos[] = {"<|video_pad|>", "<video>", NULL};
@@ -80,9 +109,8 @@ static int open_prompter(iwp_prompter *m, const struct iwp_prompter_params *p, i
     m->d_model = (int32_t)d;
     m->n_pos = strcmp(arch, "qwen2vl") == 0 ? 3 : 1;
     IWP_TRY(choose_template(m, g, p->chat_template, err));
-    IWP_TRY(iwp_vocab_new(&m->vocab, g, err));
+    IWP_TRY(open_parts(m, p, err));
     if (p->mmproj) {
-        IWP_TRY(iwp_tower_new(&m->tower, p->backend, p->mmproj, err));
         IWP_TRY(check_pair(m, arch, g, p->mmproj, err));
         IWP_TRY(iwp_encoder_new(&m->encoder, m->tower, p->cache_bytes, err));
     }

@@ -1,12 +1,17 @@
 /* Weights in backend buffers: see weights.h. */
+#define _DEFAULT_SOURCE /* madvise */
 #include "model/weights.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 
@@ -158,19 +163,45 @@ int iwp_weights_read(const struct iwp_gguf *g, const struct iwp_gguf_tensor *t, 
     return rc;
 }
 
-/* Files stay open over consecutive tensors. */
+/* ---- loading ------------------------------------------------------------------------------------ */
+
+enum { MAX_READER = 8, HUGE_PAGE = 2 << 20 };
+
+/* Fresh memory comes a page at a time, and a weight file is some 100,000 pages: larger ones, please. */
+static void want_huge_pages(void *p, size_t n) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t from = ((uintptr_t)p + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+    const uintptr_t to = ((uintptr_t)p + n) & ~(uintptr_t)(HUGE_PAGE - 1);
+    if (p && from < to && madvise((void *)from, to - from, MADV_HUGEPAGE) != 0) return; /* a wish */
+#else
+    (void)p;
+    (void)n;
+#endif
+}
+
+/* One thread's way into the files; they stay open over consecutive tensors. */
 struct reader {
     const char *path;
     int fd;
     uint8_t *scratch;
-    uint64_t cap;
+    size_t cap;
+    float *panel; /* of a packed matrix, as floats */
+    size_t cap_panel;
+    iwp_err err;
 };
 
-static int bytes_of(struct iwp_weights *w, const struct iwp_gguf_tensor *src, struct reader *r,
-                    uint8_t *to, iwp_err *err) {
+static void reader_free(struct reader *r) {
+    if (r->fd >= 0) close(r->fd);
+    free(r->scratch);
+    free(r->panel);
+}
+
+/* Bytes [from, from + n) of a tensor. */
+static int read_bytes(const struct iwp_weights *w, const struct iwp_gguf_tensor *src,
+                      struct reader *r, uint8_t *to, uint64_t from, uint64_t n, iwp_err *err) {
     const char *path = iwp_gguf_tensor_path(w->g, src);
     if (!path) {
-        memcpy(to, iwp_gguf_tensor_data(w->g, src), (size_t)src->size);
+        memcpy(to, (const uint8_t *)iwp_gguf_tensor_data(w->g, src) + from, (size_t)n);
         return 0;
     }
     if (path != r->path) {
@@ -179,72 +210,112 @@ static int bytes_of(struct iwp_weights *w, const struct iwp_gguf_tensor *src, st
         r->fd = open(path, O_RDONLY | O_CLOEXEC);
         IWP_REQUIRE(r->fd >= 0, err, IWP_EIO, "%s: %s", path, strerror(errno));
     }
-    return read_at(r->fd, path, to, src->offset, src->size, err);
+    return read_at(r->fd, path, to, src->offset + from, n, err);
 }
 
-/* Panels of 32 output columns, on all threads. */
-struct packing {
-    const struct item *it;
-    const uint8_t *from;
-    bool failed; /* only ever set */
-};
-
-static void pack_panel(void *arg, int32_t i) {
-    struct packing *p = arg;
-    const struct iwp_packed *w = p->it->packed;
-    const enum ggml_type type = (enum ggml_type)p->it->src->type;
-    const int32_t first = i * IWP_GEMM_SIDE,
-                  n = w->m - first < IWP_GEMM_SIDE ? w->m - first : IWP_GEMM_SIDE;
-    const uint8_t *from = p->from + (size_t)first * ggml_row_size(type, w->k);
-    float *f = malloc((size_t)n * (size_t)w->k * sizeof *f);
-    if (!f) {
-        p->failed = true;
-        return;
-    }
-    if (type == GGML_TYPE_F32)
-        memcpy(f, from, (size_t)n * (size_t)w->k * sizeof *f);
-    else
-        ggml_get_type_traits(type)->to_float(from, f, (int64_t)n * w->k);
-    iwp_pack_gemm(w->pack)->pack_cols(w->data + iwp_gemm_weight_size(first, w->k, w->split), f,
-                                      w->k, n, w->k, w->split);
-    free(f);
-}
-
-static int pack_item(struct iwp_weights *w, const struct item *it, const uint8_t *from,
-                     iwp_err *err) {
-    struct packing p = {it, from, false};
-    const uintptr_t at = (uintptr_t)it->t->data;
-    it->packed->data = (uint16_t *)((at + PACK_ALIGN - 1) & ~(uintptr_t)(PACK_ALIGN - 1));
-    w->b->exec.run(w->b->exec.ctx, pack_panel, &p,
-                   (it->packed->m + IWP_GEMM_SIDE - 1) / IWP_GEMM_SIDE);
-    IWP_REQUIRE(!p.failed, err, IWP_ENOMEM, "out of memory for tensor %s", it->src->name);
+static int reserve_scratch(struct reader *r, const struct iwp_gguf_tensor *src, size_t n,
+                           iwp_err *err) {
+    if (r->cap >= n) return 0;
+    free(r->scratch);
+    r->cap = (n + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
+    r->scratch = aligned_alloc(HUGE_PAGE, r->cap);
+    if (!r->scratch) r->cap = 0;
+    IWP_REQUIRE(r->scratch, err, IWP_ENOMEM, "out of memory for tensor %s", src->name);
+    want_huge_pages(r->scratch, r->cap);
     return 0;
 }
 
-static int load_one(struct iwp_weights *w, const struct item *it, struct reader *r, iwp_err *err) {
-    const bool same = !it->packed && it->t->type == (enum ggml_type)it->src->type;
+/* Panel after panel of 32 output columns: what is read and what it becomes stay in the cache. */
+static int pack_item(const struct iwp_weights *w, const struct item *it, struct reader *r,
+                     iwp_err *err) {
+    struct iwp_packed *p = it->packed;
+    const enum ggml_type type = (enum ggml_type)it->src->type;
+    const size_t row = ggml_row_size(type, p->k), all = (size_t)IWP_GEMM_SIDE * (size_t)p->k;
+    const uintptr_t at = (uintptr_t)it->t->data;
+    p->data = (uint16_t *)((at + PACK_ALIGN - 1) & ~(uintptr_t)(PACK_ALIGN - 1));
+    IWP_TRY(reserve_scratch(r, it->src, IWP_GEMM_SIDE * row, err));
+    if (r->cap_panel < all) {
+        free(r->panel);
+        r->panel = malloc(all * sizeof *r->panel);
+        r->cap_panel = r->panel ? all : 0;
+        IWP_REQUIRE(r->panel, err, IWP_ENOMEM, "out of memory for tensor %s", it->src->name);
+    }
+    for (int32_t first = 0; first < p->m; first += IWP_GEMM_SIDE) {
+        const int32_t n = p->m - first < IWP_GEMM_SIDE ? p->m - first : IWP_GEMM_SIDE;
+        uint8_t *from = type == GGML_TYPE_F32 ? (uint8_t *)r->panel : r->scratch;
+        IWP_TRY(read_bytes(w, it->src, r, from, (uint64_t)first * row, (uint64_t)n * row, err));
+        if (type != GGML_TYPE_F32)
+            ggml_get_type_traits(type)->to_float(from, r->panel, (int64_t)n * p->k);
+        iwp_pack_gemm(p->pack)->pack_cols(p->data + iwp_gemm_weight_size(first, p->k, p->split),
+                                          r->panel, p->k, n, p->k, p->split);
+    }
+    return 0;
+}
+
+static int load_item(const struct iwp_weights *w, const struct item *it, struct reader *r,
+                     iwp_err *err) {
+    const struct iwp_gguf_tensor *src = it->src;
+    if (it->packed) return pack_item(w, it, r, err);
+    const bool same = it->t->type == (enum ggml_type)src->type;
     if (same && ggml_backend_buffer_is_host(it->t->buffer) &&
         ggml_backend_buffer_get_type(it->t->buffer) == w->b->buft[iwp_backend_cpu(w->b)])
-        return bytes_of(w, it->src, r, it->t->data, err);
-    if (r->cap < it->src->size) {
-        free(r->scratch);
-        r->cap = it->src->size;
-        r->scratch = malloc((size_t)r->cap);
-        IWP_REQUIRE(r->scratch, err, IWP_ENOMEM, "out of memory for tensor %s", it->src->name);
-    }
-    IWP_TRY(bytes_of(w, it->src, r, r->scratch, err));
-    if (it->packed) return pack_item(w, it, r->scratch, err);
+        return read_bytes(w, src, r, it->t->data, 0, src->size, err);
+    IWP_TRY(reserve_scratch(r, src, (size_t)src->size, err));
+    IWP_TRY(read_bytes(w, src, r, r->scratch, 0, src->size, err));
     if (same) {
-        ggml_backend_tensor_set(it->t, r->scratch, 0, (size_t)it->src->size);
+        ggml_backend_tensor_set(it->t, r->scratch, 0, (size_t)src->size);
         return 0;
     }
     const int64_t n = ggml_nelements(it->t);
     float *f = malloc((size_t)n * sizeof *f);
-    IWP_REQUIRE(f, err, IWP_ENOMEM, "out of memory for tensor %s", it->src->name);
-    ggml_get_type_traits((enum ggml_type)it->src->type)->to_float(r->scratch, f, n);
+    IWP_REQUIRE(f, err, IWP_ENOMEM, "out of memory for tensor %s", src->name);
+    ggml_get_type_traits((enum ggml_type)src->type)->to_float(r->scratch, f, n);
     ggml_backend_tensor_set(it->t, f, 0, (size_t)n * sizeof *f);
     free(f);
     return 0;
+}
+
+/* Threads take tensors in turn; the first error ends it for all. */
+struct loading {
+    struct iwp_weights *w;
+    atomic_int next, failed; /* failed: 1 + the reader that did */
+    pthread_mutex_t lock;    /* over the meter */
+    struct iwp_progress meter;
+    uint64_t done;
+    struct reader reader[MAX_READER];
+};
+
+static void load_items(void *arg, int32_t k) {
+    struct loading *l = arg;
+    struct reader *r = &l->reader[k];
+    for (int i; (i = atomic_fetch_add(&l->next, 1)) < l->w->n_item && !atomic_load(&l->failed);) {
+        const struct item *it = &l->w->item[i];
+        if (load_item(l->w, it, r, &r->err) < 0) {
+            int none = 0;
+            atomic_compare_exchange_strong(&l->failed, &none, k + 1);
+            return;
+        }
+        pthread_mutex_lock(&l->lock);
+        l->done += it->src->size;
+        iwp_progress_set(&l->meter, (int64_t)(l->done >> 20));
+        pthread_mutex_unlock(&l->lock);
+    }
+}
+
+/* The few that are a large part of the whole go first, or one thread would end with them alone. */
+static void large_first(struct iwp_weights *w, uint64_t total) {
+    for (int32_t i = 0, n = 0; i < w->n_item; i++) {
+        if (w->item[i].src->size * 16 < total) continue;
+        const struct item it = w->item[i];
+        w->item[i] = w->item[n];
+        w->item[n++] = it;
+    }
+}
+
+/* Devices other than the CPU get their tensors one at a time. */
+static int32_t reader_count(const struct iwp_weights *w) {
+    if (w->b->n_device > 1) return 1;
+    return w->b->n_thread < MAX_READER ? w->b->n_thread : MAX_READER;
 }
 
 int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err) {
@@ -254,26 +325,35 @@ int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err) {
         IWP_REQUIRE(g->buffer, err, IWP_ENOMEM, "out of memory for the weights (%s)",
                     ggml_backend_buft_name(g->buft));
         ggml_backend_buffer_set_usage(g->buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-        w->bytes += ggml_backend_buffer_get_size(g->buffer);
-        iwp_log(IWP_LOG_DEBUG, "%s: %.1f MB in %s", what,
-                (double)ggml_backend_buffer_get_size(g->buffer) / 1e6,
+        const size_t n = ggml_backend_buffer_get_size(g->buffer);
+        if (ggml_backend_buft_is_host(g->buft) || w->b->n_device == 1)
+            want_huge_pages(ggml_backend_buffer_get_base(g->buffer), n);
+        w->bytes += n;
+        iwp_log(IWP_LOG_DEBUG, "%s: %.1f MB in %s", what, (double)n / 1e6,
                 ggml_backend_buft_name(g->buft));
     }
-    uint64_t total = 0, done = 0;
+    struct loading *l = calloc(1, sizeof *l);
+    IWP_REQUIRE(l, err, IWP_ENOMEM, "out of memory");
+    const double start = iwp_clock_ms();
+    const int32_t n = reader_count(w);
+    uint64_t total = 0;
     for (int32_t i = 0; i < w->n_item; i++) total += w->item[i].src->size;
-    struct iwp_progress meter;
-    iwp_progress_start(&meter, what, "MB", (int64_t)(total >> 20));
-    struct reader r = {NULL, -1, NULL, 0};
-    int rc = 0;
-    for (int32_t i = 0; i < w->n_item && rc >= 0; i++) {
-        rc = load_one(w, &w->item[i], &r, err);
-        done += w->item[i].src->size;
-        iwp_progress_set(&meter, (int64_t)(done >> 20));
-    }
-    iwp_progress_end(&meter);
-    if (r.fd >= 0) close(r.fd);
-    free(r.scratch);
-    return rc < 0 ? rc : 0;
+    large_first(w, total);
+    for (int32_t i = 0; i < MAX_READER; i++) l->reader[i].fd = -1;
+    l->w = w;
+    pthread_mutex_init(&l->lock, NULL);
+    iwp_progress_start(&l->meter, what, "MB", (int64_t)(total >> 20));
+    w->b->exec.run(w->b->exec.ctx, load_items, l, n);
+    iwp_progress_end(&l->meter);
+    pthread_mutex_destroy(&l->lock);
+    const int bad = atomic_load(&l->failed);
+    if (bad && err) *err = l->reader[bad - 1].err;
+    const int rc = bad ? l->reader[bad - 1].err.code : 0;
+    for (int32_t i = 0; i < MAX_READER; i++) reader_free(&l->reader[i]);
+    free(l);
+    iwp_log(IWP_LOG_DEBUG, "%s: %.1f MB read by %d threads in %.0f ms", what, (double)total / 1e6,
+            n, iwp_clock_ms() - start);
+    return rc;
 }
 
 void iwp_weights_row(const struct ggml_tensor *t, int64_t row, float *out) {
