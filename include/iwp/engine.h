@@ -46,6 +46,7 @@ extern "C" {
 typedef struct iwp_engine iwp_engine;
 typedef struct iwp_session iwp_session;
 typedef struct iwp_prompt iwp_prompt;
+typedef struct iwp_pictures iwp_pictures;
 
 /* ---- Engine ---------------------------------------------------------------------------------- */
 
@@ -123,6 +124,9 @@ struct iwp_prompt_request {
     double resize_keep;
     int32_t resize_tokens; /* or a count for all pictures together; 0: by resize_keep */
 
+    iwp_pictures
+        *pictures; /* of iwp_engine_prepare, with the same parts and limits; used up; or NULL */
+
     bool dump;                 /* keep pixel_values and vision_features */
     bool keep_pixels;          /* keep the RGB pictures, for overlays */
     bool tap_features, tap_qk; /* what the pruning method reads from the tower */
@@ -142,6 +146,15 @@ IWP_API void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct i
 IWP_API int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
                               iwp_err *err);
 IWP_API void iwp_engine_prompt_free(iwp_prompt *p); /* NULL is fine */
+
+/* What of a prompt needs no engine: pictures that are not in the cache are decoded and become pixels.  May
+ * run on any thread beside everything else, so that a large picture keeps nobody waiting; set the
+ * request's `pictures` to the result.  Videos are left for iwp_engine_prompt.  *out NULL: there is
+ * nothing to keep. */
+IWP_API int iwp_engine_prepare(iwp_engine *e, const struct iwp_prompt_request *r,
+                               iwp_pictures **out, iwp_err *err);
+IWP_API size_t iwp_engine_pictures_bytes(const iwp_pictures *p);
+IWP_API void iwp_engine_pictures_free(iwp_pictures *p); /* NULL is fine */
 
 struct iwp_prompt_info {
     int32_t n_token, n_visual, n_image;

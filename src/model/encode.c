@@ -1,5 +1,6 @@
 /* Items of a prompt: see encode.h. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@ enum { MAX_ENTRY = 1024 };
 enum { BATCH_BYTES = 64 << 20, THUMB = 384 };
 
 struct entry {
-    uint8_t key[32];
+    uint8_t key[32], sha[32];
     int32_t width, height;
     struct iwp_pre_plan plan;
     struct iwp_tower_out out;
@@ -32,6 +33,7 @@ struct iwp_encoder {
     int32_t n;
     uint64_t clock;
     int64_t hits, misses;
+    pthread_mutex_t lock; /* over changes of entry and n: others look whether a picture is there */
 };
 
 int iwp_encoder_new(struct iwp_encoder **out, struct iwp_tower *t, size_t cache_bytes,
@@ -44,6 +46,7 @@ int iwp_encoder_new(struct iwp_encoder **out, struct iwp_tower *t, size_t cache_
         free(e);
         return iwp_err_set(err, IWP_ENOMEM, "out of memory");
     }
+    pthread_mutex_init(&e->lock, NULL);
     e->tower = t;
     e->cap = cache_bytes ? cache_bytes : (size_t)512 << 20;
     *out = e;
@@ -53,6 +56,7 @@ int iwp_encoder_new(struct iwp_encoder **out, struct iwp_tower *t, size_t cache_
 void iwp_encoder_free(struct iwp_encoder *e) {
     if (!e) return;
     for (int32_t i = 0; i < e->n; i++) iwp_tower_out_free(&e->entry[i].out);
+    pthread_mutex_destroy(&e->lock);
     free(e->entry);
     free(e);
 }
@@ -80,9 +84,8 @@ static bool holds(const struct entry *c, const struct iwp_prompt_request *r) {
     return !r->tap_qk || (c->out.q && c->block == r->tap_block);
 }
 
-/* Takes it->own over when it fits at all; otherwise it stays with the item. */
-static void store(struct iwp_encoder *e, const uint8_t key[32], struct iwp_item *it,
-                  int32_t block) {
+static void store_locked(struct iwp_encoder *e, const uint8_t key[32], struct iwp_item *it,
+                         int32_t block) {
     const size_t bytes = iwp_tower_out_bytes(e->tower, &it->own);
     struct entry *old = find(e, key);
     if (old) drop(e, (int32_t)(old - e->entry));
@@ -102,9 +105,27 @@ static void store(struct iwp_encoder *e, const uint8_t key[32], struct iwp_item 
                         .bytes = bytes,
                         .used = ++e->clock};
     memcpy(c->key, key, 32);
+    memcpy(c->sha, it->sha, 32);
     e->bytes += bytes;
     it->own = (struct iwp_tower_out){0};
     it->out = &c->out;
+}
+
+/* Takes it->own over when it fits at all; otherwise it stays with the item. */
+static void store(struct iwp_encoder *e, const uint8_t key[32], struct iwp_item *it,
+                  int32_t block) {
+    pthread_mutex_lock(&e->lock);
+    store_locked(e, key, it, block);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Was this picture encoded, in whatever way? */
+static bool seen(struct iwp_encoder *e, const uint8_t sha[32]) {
+    bool yes = false;
+    pthread_mutex_lock(&e->lock);
+    for (int32_t i = 0; i < e->n && !yes; i++) yes = memcmp(e->entry[i].sha, sha, 32) == 0;
+    pthread_mutex_unlock(&e->lock);
+    return yes;
 }
 
 /* ---- Reading ------------------------------------------------------------------------------- */
@@ -115,6 +136,7 @@ void iwp_item_free(struct iwp_item *it) {
     iwp_image_free(&it->picture);
     free(it->bytes);
     iwp_clip_close(it->clip);
+    free(it->ready);
     free(it->pixel_values);
     free(it->keep);
     iwp_tower_out_free(&it->own);
@@ -164,9 +186,22 @@ static int read_picture(struct iwp_item *it, iwp_err *err) {
     return iwp_file_read(p->file, (size_t)lim.max_bytes, &it->bytes, &it->size, err);
 }
 
+static bool take_prepared(struct iwp_pictures *p, const struct iwp_part *part,
+                          enum iwp_pre_mode mode, struct iwp_item *out) {
+    for (int32_t i = 0; p && i < p->n; i++) {
+        struct iwp_item *it = &p->item[i];
+        if (it->part != part || it->mode != mode) continue;
+        *out = *it;
+        *it = (struct iwp_item){0};
+        return true;
+    }
+    return false;
+}
+
 int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_part *part,
-                  const struct iwp_prompt_request *r, iwp_err *err) {
-    *it = (struct iwp_item){.part = part, .n_frame = 1, .max_pixels = r->max_pixels};
+                  enum iwp_pre_mode mode, const struct iwp_prompt_request *r, iwp_err *err) {
+    if (take_prepared(r->pictures, part, mode, it)) return 0;
+    *it = (struct iwp_item){.part = part, .mode = mode, .n_frame = 1, .max_pixels = r->max_pixels};
     const bool video = part->kind == IWP_PART_VIDEO;
     snprintf(it->label, sizeof it->label, "%s",
              part->file && *part->file ? part->file
@@ -403,7 +438,9 @@ static int encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
     if (batch < it->n_frame)
         IWP_TRY_GOTO(iwp_pre_plan_make(p, sub.w, sub.h, batch, it->mode, &sub, err));
     const size_t all = r->dump ? it->plan.n_pixel : sub.n_pixel;
-    pixels = malloc(all * sizeof *pixels);
+    const bool ready = it->ready != NULL;
+    pixels = ready ? it->ready : malloc(all * sizeof *pixels);
+    it->ready = NULL;
     if (!im || !pixels)
         IWP_FAIL(err, IWP_ENOMEM, "%s: out of memory for %zu pixel values", it->label, all);
     for (int32_t first = 0; first < it->n_frame; first += batch) {
@@ -412,7 +449,7 @@ static int encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
             IWP_TRY_GOTO(
                 iwp_pre_plan_make(p, sub.w, sub.h, it->n_frame - first, it->mode, &sub, err));
         float *at = pixels + (r->dump ? done : 0);
-        IWP_TRY_GOTO(prepare(it, r, p, &sub, first, im, at, err));
+        if (!ready) IWP_TRY_GOTO(prepare(it, r, p, &sub, first, im, at, err));
         const double start = iwp_clock_ms();
         if (it->keep) want.keep = it->keep + first / (sub.temporal > 1 ? sub.temporal : 1);
         IWP_TRY_GOTO(iwp_tower_encode(e->tower, &sub, at, &want, &part, err));
@@ -432,6 +469,80 @@ fail:
     if (rc < 0 && rc != IWP_ECANCELLED && !it->clip)
         return iwp_err_prefix(err, rc, "%s", it->label);
     return rc;
+}
+
+/* ---- Ahead of time -------------------------------------------------------------------------- */
+
+void iwp_pictures_free(struct iwp_pictures *p) {
+    if (!p) return;
+    for (int32_t i = 0; i < p->n; i++) iwp_item_free(&p->item[i]);
+    free(p);
+}
+
+/* A picture that is not in the cache: its pixels, or where the size is still to be found (resize) the
+ * picture. */
+static int make_ready(struct iwp_encoder *e, struct iwp_item *it,
+                      const struct iwp_prompt_request *r, iwp_err *err) {
+    struct iwp_pre_params p;
+    if (seen(e, it->sha)) return 0;
+    IWP_TRY(limits(e, it, r, &p, err));
+    IWP_TRY(iwp_item_plan(e, it, r, err));
+    if (r->resize_keep <= 0 && r->resize_tokens <= 0) {
+        struct iwp_image im = {0};
+        float *pixels = malloc(it->plan.n_pixel * sizeof *pixels);
+        IWP_REQUIRE(pixels, err, IWP_ENOMEM, "%s: out of memory for %zu pixel values", it->label,
+                    it->plan.n_pixel);
+        int rc = prepare(it, r, &p, &it->plan, 0, &im, pixels, err);
+        if (rc < 0) {
+            free(pixels);
+            return iwp_err_prefix(err, rc, "%s", it->label);
+        }
+        it->ready = pixels;
+    }
+    free(it->bytes);
+    it->bytes = NULL;
+    it->size = 0;
+    return 0;
+}
+
+/* The k-th picture of a request; *n counts them. */
+static const struct iwp_part *picture_part(const struct iwp_prompt_request *r, int32_t k,
+                                           int32_t *n) {
+    const struct iwp_part *found = NULL;
+    *n = 0;
+    for (int32_t i = -1; i < r->n_message; i++) {
+        const struct iwp_part *part = i < 0 ? r->media : r->message[i].part;
+        const int32_t count = i < 0 ? r->n_media : r->message[i].n_part;
+        for (int32_t j = 0; j < count; j++)
+            if (part[j].kind == IWP_PART_IMAGE && (*n)++ == k) found = &part[j];
+    }
+    return found;
+}
+
+int iwp_encoder_prepare(struct iwp_encoder *e, const struct iwp_prompt_request *r,
+                        struct iwp_pictures **out, iwp_err *err) {
+    int32_t n;
+    *out = NULL;
+    picture_part(r, -1, &n);
+    if (n == 0 || n > 4096) return 0; /* the latter is refused when the prompt is built */
+    struct iwp_pictures *p = calloc(1, sizeof *p + (size_t)n * sizeof p->item[0]);
+    IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory for %d pictures", n);
+    struct iwp_prompt_request inner = *r;
+    inner.pictures = NULL;
+    inner.dump = inner.keep_pixels = false;
+    int rc = 0;
+    for (p->n = 0; p->n < n && rc >= 0;) {
+        struct iwp_item *it = &p->item[p->n];
+        const struct iwp_part *part = picture_part(r, p->n++, &n);
+        rc = iwp_item_read(e, it, part, n > 1 ? IWP_PRE_SEVERAL : IWP_PRE_SINGLE, &inner, err);
+        if (rc >= 0) rc = make_ready(e, it, &inner, err);
+    }
+    if (rc < 0) {
+        iwp_pictures_free(p);
+        return rc;
+    }
+    *out = p;
+    return 0;
 }
 
 /* The rows were known, only pictures of the frames are wanted. */

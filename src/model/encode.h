@@ -39,20 +39,31 @@ struct iwp_item {
 
     const struct iwp_tower_out *out; /* in the cache or `own`; until the next call on the encoder */
     struct iwp_tower_out own;
+    float *ready;        /* [plan.n_pixel] of a picture prepared ahead, or NULL */
     float *pixel_values; /* when asked for; the caller may take it */
     double ms_decode, ms_preprocess, ms_encode;
 };
 void iwp_item_free(struct iwp_item *it);
 
-/* Reads the bytes of a picture, or opens a video and chooses its frames. */
+/* Reads the bytes of a picture, or opens a video and chooses its frames.  A picture that was prepared
+ * ahead for the same mode is taken out of r->pictures. */
 int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_part *part,
-                  const struct iwp_prompt_request *r, iwp_err *err);
+                  enum iwp_pre_mode mode, const struct iwp_prompt_request *r, iwp_err *err);
 /* Decodes (once) a picture and plans with the limits of the request. */
 int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                   iwp_err *err);
 /* Fills it->out and it->plan, from the cache when it can. */
 int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                     iwp_err *err);
+/* Pictures of a request made ready for the tower; see iwp_engine_prepare. */
+struct iwp_pictures {
+    int32_t n;
+    struct iwp_item item[];
+};
+int iwp_encoder_prepare(struct iwp_encoder *e, const struct iwp_prompt_request *r,
+                        struct iwp_pictures **out, iwp_err *err);
+void iwp_pictures_free(struct iwp_pictures *p); /* NULL is fine */
+
 /* Entries and bytes in the cache, and how often it helped. */
 struct iwp_encoder_stats {
     int32_t n;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "model/prompter.h"
 #include "model/session.h"
 
 struct iwp_engine_params iwp_engine_default_params(void) {
@@ -184,6 +185,26 @@ int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_pro
     *out = p;
     return 0;
 }
+
+int iwp_engine_prepare(iwp_engine *e, const struct iwp_prompt_request *r, iwp_pictures **out,
+                       iwp_err *err) {
+    *out = NULL;
+    if (!e->prompter || !e->prompter->encoder) return 0; /* the prompt says what is missing */
+    return iwp_encoder_prepare(e->prompter->encoder, r, out, err);
+}
+
+size_t iwp_engine_pictures_bytes(const iwp_pictures *p) {
+    size_t n = 0;
+    for (int32_t i = 0; p && i < p->n; i++) {
+        const struct iwp_item *it = &p->item[i];
+        if (it->ready) n += it->plan.n_pixel * sizeof *it->ready;
+        if (it->picture.rgb) n += (size_t)it->picture.w * (size_t)it->picture.h * 3;
+        n += it->size;
+    }
+    return n;
+}
+
+void iwp_engine_pictures_free(iwp_pictures *p) { iwp_pictures_free(p); }
 
 void iwp_engine_prompt_free(iwp_prompt *p) {
     if (!p) return;

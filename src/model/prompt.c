@@ -398,10 +398,11 @@ static int encode_media(struct work *w, struct iwp_prompt *p, iwp_err *err) {
         if (w->pieces.piece[i].kind != IWP_PIECE_MEDIA) continue;
         const struct iwp_part *part = w->pieces.piece[i].part;
         struct iwp_item *it = &w->item[w->n_item++];
-        IWP_TRY(iwp_item_read(w->m->encoder, it, part, w->r, err));
-        it->mode = part->kind == IWP_PART_VIDEO ? IWP_PRE_VIDEO
-                   : n_picture > 1              ? IWP_PRE_SEVERAL
-                                                : IWP_PRE_SINGLE;
+        IWP_TRY(iwp_item_read(w->m->encoder, it, part,
+                              part->kind == IWP_PART_VIDEO ? IWP_PRE_VIDEO
+                              : n_picture > 1              ? IWP_PRE_SEVERAL
+                                                           : IWP_PRE_SINGLE,
+                              w->r, err));
     }
     IWP_TRY(set_targets(w, err));
     IWP_TRY(set_merging(w, p, err));

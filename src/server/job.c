@@ -42,6 +42,7 @@ void iwp_job_unref(struct iwp_job *j) {
     if (last) s->body_bytes -= j->n_body;
     pthread_mutex_unlock(&s->lock);
     if (!last) return;
+    iwp_engine_pictures_free(j->pictures);
     iwp_request_free(&j->req);
     iwp_sampler_free(j->sampler);
     iwp_writer_free(&j->writer);

@@ -1,5 +1,6 @@
-/* From a body to a request that can have a session: JSON, base64, files, the web.  On threads of its own,
- * because a large body, a slow web server or a long text must not hold up running answers.  Requests
+/* From a body to a request that can have a session: JSON, base64, files, the web, pictures as pixels.  On
+ * threads of its own, because a large body or picture, a slow web server or a long text must not hold up
+ * running answers.  Requests
  * that need the vocabulary alone are answered here. */
 #include <stdlib.h>
 #include <string.h>
@@ -133,6 +134,41 @@ static void swap_body(struct iwp_job *j) {
     pthread_mutex_unlock(&j->server->lock);
 }
 
+void iwp_prepare_request(const struct iwp_job *j, struct iwp_prompt_request *r) {
+    const struct iwp_server_params *p = &j->server->p;
+    const struct iwp_request *q = &j->req;
+    memset(r, 0, sizeof *r);
+    r->message = q->message;
+    r->n_message = q->n_message;
+    r->raw = q->raw;
+    iwp_prompt_request_for(r, q->prune.on ? &q->prune.params : NULL);
+    r->image_min_tokens = q->min_tokens > 0 ? q->min_tokens : p->min_tokens;
+    r->image_max_tokens = q->max_tokens > 0 ? q->max_tokens : p->max_tokens;
+    r->frames = q->frames;
+    r->fps = q->fps;
+    r->image_tiles = p->tiles;
+    r->max_pixels = p->max_pixels;
+    r->pictures = j->pictures;
+}
+
+/* With much waiting already the worker does it in its turn, and memory stays bounded. */
+static int decode_pictures(struct iwp_job *j, iwp_err *err) {
+    struct iwp_server *s = j->server;
+    pthread_mutex_lock(&s->lock);
+    const bool room = s->body_bytes < (size_t)s->p.body_mib << 21;
+    pthread_mutex_unlock(&s->lock);
+    if (!room) return 0;
+    struct iwp_prompt_request r;
+    iwp_prepare_request(j, &r);
+    IWP_TRY(iwp_engine_prepare(s->e, &r, &j->pictures, err));
+    const size_t n = iwp_engine_pictures_bytes(j->pictures);
+    pthread_mutex_lock(&s->lock);
+    s->body_bytes += n;
+    j->n_body += n;
+    pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
 static void prepare(struct iwp_server *s, struct iwp_job *j) {
     iwp_err err = {0};
     struct iwp_json_out w;
@@ -144,6 +180,7 @@ static void prepare(struct iwp_server *s, struct iwp_job *j) {
         rc = parse(j, &w, &err);
     swap_body(j);
     const bool whole = j->kind == IWP_JOB_TOKENIZE || j->kind == IWP_JOB_TEMPLATE;
+    if (rc >= 0 && !whole) rc = decode_pictures(j, &err);
     const bool gone = rc < 0 && iwp_job_check_gone(j);
     if (rc >= 0 && whole) {
         iwp_job_answer(j, 200, &w);

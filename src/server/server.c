@@ -73,11 +73,11 @@ static void join_prepare(struct iwp_server *s) {
     s->n_prepare = 0;
 }
 
-/* Fetching waits for others, so with it several do so at a time. */
+/* One large picture should not hold up the next request; fetching waits for others, so with it more. */
 static int start_threads(struct iwp_server *s, iwp_err *err) {
     IWP_REQUIRE(pthread_create(&s->worker, NULL, iwp_worker_main, s) == 0, err, IWP_EIO,
                 "cannot start a thread");
-    const int32_t n = s->p.remote_images ? IWP_PREPARE_MAX : 1;
+    const int32_t n = s->p.remote_images ? IWP_PREPARE_MAX : IWP_PREPARE_MIN;
     while (s->n_prepare < n &&
            pthread_create(&s->prepare[s->n_prepare], NULL, iwp_prepare_main, s) == 0)
         s->n_prepare++;
@@ -156,7 +156,7 @@ int iwp_server_run(const struct iwp_server_params *p, iwp_err *err) {
     sem_init(&signalled, 0, 0);
     signal(SIGPIPE, SIG_IGN);
     int rc = run(s, err);
-    if (s->daemon) iwp_http_stop(s);
+    iwp_http_stop(s);
     for (int32_t i = 0; i < s->p.n_parallel; i++) iwp_session_free(s->session[i]);
     iwp_engine_close(s->e);
     free(s->models_json);

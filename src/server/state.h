@@ -15,6 +15,8 @@
 
 struct MHD_Connection;
 struct MHD_Daemon;
+struct sockaddr;
+struct iwp_conn;
 
 enum iwp_job_kind {
     IWP_JOB_CHAT,
@@ -50,6 +52,7 @@ struct iwp_job {
 
     /* the worker's */
     struct iwp_request req;
+    iwp_pictures *pictures; /* decoded ahead, until the prompt is built */
     iwp_sampler *sampler;
     struct iwp_writer writer;
     struct iwp_prompt_info info;
@@ -81,7 +84,7 @@ struct iwp_stored {
     size_t n;
     double until; /* ms */
 };
-enum { IWP_STORED_MAX = 64, IWP_CLIENT_MAX = 64, IWP_PREPARE_MAX = 8 };
+enum { IWP_STORED_MAX = 64, IWP_CLIENT_MAX = 64, IWP_PREPARE_MAX = 8, IWP_PREPARE_MIN = 3 };
 
 struct iwp_server {
     struct iwp_server_params p;
@@ -94,6 +97,11 @@ struct iwp_server {
     int state;
     bool stop; /* the worker ends when nothing is left */
     atomic_bool abort;
+    pthread_mutex_t lock_conns; /* over the list, and over each socket until its entry is gone */
+    struct iwp_conn *conns;     /* the newest first */
+    pthread_t sweeper;
+    atomic_bool stop_conns;
+    bool has_conns;
     struct iwp_queue incoming, ready; /* bodies; parsed requests that wait for a session */
     int32_t n_waiting;                /* in either queue, or between them */
     int32_t n_running, n_exchange;
@@ -126,6 +134,16 @@ static inline void iwp_server_sleep(int ms) {
 int iwp_http_start(struct iwp_server *s, iwp_err *err);
 void iwp_http_stop(struct iwp_server *s);
 
+/* conns.c: how long a request's head may take */
+int iwp_conns_start(struct iwp_server *s, iwp_err *err);
+void iwp_conns_stop(struct iwp_server *s); /* when no connection is left */
+struct iwp_conn *iwp_conn_add(struct iwp_server *s, int fd, const struct sockaddr *address);
+void iwp_conn_remove(struct iwp_server *s, struct iwp_conn *c); /* before the socket is closed */
+/* A request's head is there (false), or another may follow (true).  NULL is fine in both. */
+void iwp_conn_await_head(struct iwp_server *s, struct iwp_conn *c, bool await);
+/* Status 408 past the library, which can answer whole requests only; the connection ends then. */
+void iwp_conn_say_late(int fd);
+
 /* job.c; those marked * take the lock themselves, the others want it held */
 struct iwp_job *iwp_job_new(struct iwp_server *s, enum iwp_job_kind kind);
 bool iwp_job_random_id(char *out, size_t n); /* 2n hex digits; false: no randomness, and "" */
@@ -149,8 +167,10 @@ struct iwp_job *iwp_queue_take_fair(struct iwp_server *s, const char *const *bus
 /* Takes out those whose client left, as a list. */
 struct iwp_job *iwp_queue_take_gone(struct iwp_queue *q);
 
-/* prepare.c: parses bodies, fetches pictures, answers what needs no session */
+/* prepare.c: parses bodies, fetches and decodes pictures, answers what needs no session */
 void *iwp_prepare_main(void *server);
+/* What the engine is asked for; without `cancel`. */
+void iwp_prepare_request(const struct iwp_job *j, struct iwp_prompt_request *r);
 
 /* stored.c: want the lock held */
 void iwp_stored_add(struct iwp_server *s, const char *id, char *json, size_t n); /* owns json */

@@ -1,7 +1,7 @@
 /* The worker: the only thread that touches the engine.
  *
- * Every round it takes waiting requests into free sessions, does one step of one prompt (a picture's
- * encoding, a prefill chunk or a selection) and one token of every running answer, all in one batch.  An
+ * Every round it takes waiting requests into free sessions, does one step of one prompt (the encoding of
+ * pictures that were decoded elsewhere, a prefill chunk or a selection) and one token of every running answer, all in one batch.  An
  * encoding is interrupted every few milliseconds for such rounds, so that answers go on meanwhile, for
  * as much time as the picture gets.  A free session that saw the same pictures is preferred, because it
  * may know the first layers already. */
@@ -308,19 +308,8 @@ static bool while_encoding(void *ctx) {
 
 static int build_prompt(struct worker *k, struct iwp_job *j, iwp_prompt **out, iwp_err *err) {
     struct iwp_server *s = k->s;
-    const struct iwp_request *q = &j->req;
     struct iwp_prompt_request r;
-    memset(&r, 0, sizeof r);
-    r.message = q->message;
-    r.n_message = q->n_message;
-    r.raw = q->raw;
-    iwp_prompt_request_for(&r, q->prune.on ? &q->prune.params : NULL);
-    r.image_min_tokens = q->min_tokens > 0 ? q->min_tokens : s->p.min_tokens;
-    r.image_max_tokens = q->max_tokens > 0 ? q->max_tokens : s->p.max_tokens;
-    r.frames = q->frames;
-    r.fps = q->fps;
-    r.image_tiles = s->p.tiles;
-    r.max_pixels = s->p.max_pixels;
+    iwp_prepare_request(j, &r);
     r.cancel = while_encoding;
     r.cancel_ctx = k;
     k->encoding = j;
@@ -328,6 +317,8 @@ static int build_prompt(struct worker *k, struct iwp_job *j, iwp_prompt **out, i
     k->resumed = iwp_clock_ms();
     const int rc = iwp_engine_prompt(s->e, &r, out, err);
     k->encoding = NULL;
+    iwp_engine_pictures_free(j->pictures);
+    j->pictures = NULL;
     IWP_TRY(rc);
     j->info = iwp_prompt_info(*out);
     if (j->info.ms_encode > k->paused_ms) j->info.ms_encode -= k->paused_ms;

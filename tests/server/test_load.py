@@ -1,10 +1,14 @@
 """test_load.py IWP DATA: many clients, a full queue, clients that leave, read slowly or never end; keys and hosts; the end."""
+import base64
 import concurrent.futures as futures
 import json
 import os
 import signal
 import socket
+import struct
+import threading
 import time
+import zlib
 
 from serve import Server, chat_body, check, convert, finish, folder, picture, text
 
@@ -111,6 +115,37 @@ with folder() as tmp:
     check("fair between clients", len(order) == 9 and order.index("127.0.0.2") < 6, order)
     check("slots are free again", wait(lambda: [x["state"] for x in json.loads(one.get("/slots")[1])] == ["idle"]), one.get("/slots")[1])
     check("exit", one.stop()[0] == 0)
+
+    # ---- a stream goes on while the picture of another request is decoded, shrunk and encoded
+    two = Server(model, mmproj, "-np", "2", "-c", "200000")
+    a = raw(two, {**long, "stream": True})
+    check("stream runs", wait(lambda: two.metric("requests_processing") == 1))
+    times, answer = [], []
+
+    def read():
+        try:
+            while a.recv(65536):
+                times.append(time.time())
+        except OSError:
+            pass
+    reader = threading.Thread(target=read)
+    reader.start()
+    side = 8000
+    chunk = lambda k, d: struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d))
+    rows = zlib.compress(b"\0" * (3 * side + 1) * side, 1)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    t0 = time.time()
+    status, b = two.chat([{"type": "image_url", "image_url": base64.b64encode(png).decode()}, text("what?")], max_tokens=1)
+    t1 = time.time()
+    during = [x for x in times if t0 <= x <= t1]
+    gap = max(y - x for x, y in zip([t0] + during, during + [t1]))
+    check("large picture", status == 200, b)
+    print(f"a picture of {side} x {side} took {b['timings']['encode_ms']:.0f} ms; meanwhile a stream had {len(during)} events, the longest gap was {1e3 * gap:.0f} ms")
+    check("the stream goes on", len(during) >= 10 and 1e3 * gap < 0.5 * b["timings"]["encode_ms"], (len(during), gap, b["timings"]))
+    a.shutdown(socket.SHUT_RDWR)
+    a.close()
+    reader.join()
+    check("exit", two.stop()[0] == 0)
 
     # ---- the end: a running answer is finished, a new one refused
     c = raw(s, {**chat_body("count", max_tokens=150, ignore_eos=True), "stream": True})

@@ -98,8 +98,8 @@ TEST(bounded) {
                                             : i == 1 ? small
                                                      : video};
             struct iwp_item it;
-            CHECK_MSG(iwp_item_read(e, &it, &part, &r, &err) >= 0, "%s", err.msg);
-            it.mode = i == 2 ? IWP_PRE_VIDEO : IWP_PRE_SEVERAL;
+            const enum iwp_pre_mode mode = i == 2 ? IWP_PRE_VIDEO : IWP_PRE_SEVERAL;
+            CHECK_MSG(iwp_item_read(e, &it, &part, mode, &r, &err) >= 0, "%s", err.msg);
             CHECK_MSG(iwp_item_encode(e, &it, &r, &err) >= 0, "%s", err.msg);
             CHECK(it.out && it.out->row && it.out->n_row > 0);
             CHECK(iwp_encoder_stats(e).bytes <= 110000);
@@ -107,6 +107,42 @@ TEST(bounded) {
         }
     CHECK(iwp_encoder_stats(e).n > 0 && iwp_encoder_stats(e).n < 3);
     iwp_encoder_free(e);
+}
+
+/* A picture prepared ahead gives the rows it gives otherwise; one that the cache knows is not decoded. */
+TEST(prepared) {
+    struct iwp_encoder *e[2];
+    struct iwp_item it[2];
+    struct iwp_pictures *ahead = NULL;
+    iwp_err err = {0};
+    const struct iwp_part part[] = {{.kind = IWP_PART_TEXT, .text = "a"},
+                                    {.kind = IWP_PART_IMAGE, .file = wide}};
+    const struct iwp_message msg = {"user", part, 2};
+    struct iwp_prompt_request r = {.message = &msg, .n_message = 1};
+    for (int i = 0; i < 2; i++) {
+        CHECK(iwp_encoder_new(&e[i], llava.prompter->tower, 0, &err) >= 0);
+        if (i) CHECK_MSG(iwp_encoder_prepare(e[i], &r, &ahead, &err) >= 0, "%s", err.msg);
+        r.pictures = ahead;
+        CHECK(iwp_item_read(e[i], &it[i], &part[1], IWP_PRE_SINGLE, &r, &err) >= 0);
+        CHECK((it[i].ready != NULL) == (i == 1) && (it[i].bytes == NULL) == (i == 1));
+        CHECK_MSG(iwp_item_encode(e[i], &it[i], &r, &err) >= 0, "%s", err.msg);
+    }
+    CHECK_INT(it[0].out->n_row, it[1].out->n_row);
+    CHECK(memcmp(it[0].out->row, it[1].out->row,
+                 (size_t)it[0].out->n_row * (size_t)llava.prompter->d_model * sizeof(float)) == 0);
+    iwp_pictures_free(ahead);
+    r.pictures = NULL;
+    CHECK(iwp_encoder_prepare(e[1], &r, &ahead, &err) >= 0);
+    CHECK(ahead && ahead->n == 1 && !ahead->item[0].ready && ahead->item[0].width == 0);
+    iwp_pictures_free(ahead);
+    struct iwp_part bad[] = {{.kind = IWP_PART_IMAGE, .data = (const uint8_t *)"no", .size = 2}};
+    const struct iwp_message odd = {"user", bad, 1};
+    r.message = &odd;
+    CHECK(iwp_encoder_prepare(e[1], &r, &ahead, &err) < 0 && !ahead);
+    for (int i = 0; i < 2; i++) {
+        iwp_item_free(&it[i]);
+        iwp_encoder_free(e[i]);
+    }
 }
 
 /* Tapped features through the projector are the visual rows. */
@@ -355,6 +391,7 @@ int main(void) {
         test_typed_marks();
         test_cache();
         test_bounded();
+        test_prepared();
         test_taps();
         test_units();
         test_resize();
