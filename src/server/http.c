@@ -80,6 +80,18 @@ static const char *header(struct MHD_Connection *c, const char *name) {
     return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
 }
 
+static int socket_of(struct MHD_Connection *c) {
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    return i ? i->connect_fd : -1;
+}
+
+static struct iwp_conn *conn_of(struct MHD_Connection *c) {
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return i ? i->socket_context : NULL;
+}
+
 /* ---- answers ------------------------------------------------------------------------------------ */
 
 static enum MHD_Result queue(struct exchange *x, struct MHD_Connection *c, int status,
@@ -314,8 +326,6 @@ static void add_body(struct exchange *x, const char *data, size_t n) {
 static enum MHD_Result submit(struct exchange *x, struct MHD_Connection *c) {
     struct iwp_server *s = x->s;
     struct iwp_job *j = x->job;
-    const union MHD_ConnectionInfo *fd =
-        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     pthread_mutex_lock(&s->lock);
     if (s->state != IWP_SERVER_READY || s->n_waiting >= s->p.n_queue) {
         const bool full = s->state == IWP_SERVER_READY;
@@ -328,7 +338,7 @@ static enum MHD_Result submit(struct exchange *x, struct MHD_Connection *c) {
                                            : "the server is shutting down");
     }
     j->conn = c;
-    j->fd = fd ? fd->connect_fd : -1;
+    j->fd = socket_of(c);
     j->body = x->body;
     j->n_body = x->cap_body; /* what it counts for; the text ends earlier */
     s->body_bytes -= x->cap_body - x->n_body;
@@ -406,6 +416,19 @@ static void name_client(struct exchange *x, struct MHD_Connection *c) {
     snprintf(x->job->client, sizeof x->job->client, "%s", peer);
 }
 
+static void on_connection(void *cls, struct MHD_Connection *c, void **slot,
+                          enum MHD_ConnectionNotificationCode code) {
+    struct iwp_server *s = cls;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *i =
+            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+        *slot = iwp_conn_add(s, socket_of(c), i ? i->client_addr : NULL);
+    } else {
+        iwp_conn_remove(s, *slot);
+        *slot = NULL;
+    }
+}
+
 static enum MHD_Result open_exchange(struct iwp_server *s, struct MHD_Connection *c,
                                      const char *url, const char *method, void **slot) {
     struct exchange *x = calloc(1, sizeof *x);
@@ -449,13 +472,20 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     (void)version;
     struct iwp_server *s = cls;
     struct exchange *x = *slot;
-    if (!x) return open_exchange(s, c, url, method, slot);
+    if (!x) {
+        iwp_conn_await_head(s, conn_of(c), false);
+        return open_exchange(s, c, url, method, slot);
+    }
     if (*n > 0) {
         add_body(x, data, *n);
         *n = 0;
         const double seconds = (iwp_clock_ms() - x->start) / 1e3;
         /* Bytes that trickle: a body has time in proportion to its size. */
-        if (seconds > s->p.timeout_s + (double)x->seen / 65536) return MHD_NO;
+        if (seconds > s->p.timeout_s + (double)x->seen / 65536) {
+            x->status = 408;
+            iwp_conn_say_late(socket_of(c));
+            return MHD_NO;
+        }
         if (x->refuse && x->seen > ((size_t)s->p.body_mib << 22)) return MHD_NO;
         return MHD_YES;
     }
@@ -467,9 +497,9 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
 
 static void on_completed(void *cls, struct MHD_Connection *c, void **slot,
                          enum MHD_RequestTerminationCode code) {
-    (void)c;
     struct iwp_server *s = cls;
     struct exchange *x = *slot;
+    iwp_conn_await_head(s, conn_of(c), true);
     if (!x) return;
     *slot = NULL;
     const bool cut = code != MHD_REQUEST_TERMINATED_COMPLETED_OK;
@@ -533,13 +563,17 @@ int iwp_http_start(struct iwp_server *s, iwp_err *err) {
     s->loopback = is_loopback(ai->ai_addr);
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (ai->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-    s->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL,
-        MHD_OPTION_SOCK_ADDR, ai->ai_addr, MHD_OPTION_CONNECTION_LIMIT, connection_limit(),
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->p.timeout_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)65536, MHD_OPTION_LISTEN_BACKLOG_SIZE, 1024u, MHD_OPTION_NOTIFY_COMPLETED,
-        on_completed, s, MHD_OPTION_END);
+    rc = iwp_conns_start(s, err);
+    if (rc >= 0)
+        s->daemon = MHD_start_daemon(
+            flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL,
+            MHD_OPTION_SOCK_ADDR, ai->ai_addr, MHD_OPTION_CONNECTION_LIMIT, connection_limit(),
+            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->p.timeout_s,
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)65536, MHD_OPTION_LISTEN_BACKLOG_SIZE,
+            1024u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
+            on_connection, s, MHD_OPTION_END);
     freeaddrinfo(ai);
+    IWP_TRY(rc);
     IWP_REQUIRE(s->daemon, err, IWP_EIO, "cannot listen on %.100s port %d: is it in use?",
                 s->p.host, s->p.port);
     const union MHD_DaemonInfo *di = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
@@ -559,6 +593,7 @@ void iwp_http_stop(struct iwp_server *s) {
         if (n == 0) break;
         iwp_server_sleep(10);
     }
-    MHD_stop_daemon(s->daemon);
+    if (s->daemon) MHD_stop_daemon(s->daemon);
     s->daemon = NULL;
+    iwp_conns_stop(s);
 }
