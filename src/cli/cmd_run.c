@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -164,6 +165,9 @@ static int check_flags(struct iwp_run_job *j, iwp_err *err) {
     IWP_REQUIRE(a->prompt || !a->json, err, IWP_EINVAL, "--json needs a question, give -p");
     IWP_REQUIRE(!a->prompt || !a->overlay || a->image.n + a->video.n > 0, err, IWP_EINVAL,
                 "--overlay: the prompt has no picture to draw on, give --image");
+    const char *ending = a->overlay ? strrchr(a->overlay, '.') : NULL;
+    IWP_REQUIRE(!a->overlay || (ending && strcasecmp(ending, ".png") == 0), err, IWP_EINVAL,
+                "--overlay: '%.100s' does not end in .png, and PNG is what is drawn", a->overlay);
     IWP_REQUIRE(a->prompt || !iwp_model_args_raw(&j->model), err, IWP_EINVAL,
                 "--chat-template none needs a prompt, give -p");
     if (a->prune_dump) {
@@ -231,6 +235,7 @@ int iwp_cmd_run(int argc, char **argv) {
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
     rc = check_outputs(&j.args, &err);
+    if (rc >= 0) iwp_engine_prune_note(&j.prune_args);
     if (rc >= 0) rc = open_all(&j, &err);
     if (rc >= 0) {
         if (j.args.prompt)

@@ -1,19 +1,22 @@
 /* `iwp serve`: flags of the server; the server itself is in src/server. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "cli/engine_args.h"
 #include "cli/version.h"
 #include "server/server.h"
 
 struct serve_args {
-    const char *host, *alias, *api_key, *media_path;
+    const char *host, *alias, *api_key, *key_file, *media_path;
     int32_t port, parallel, queue, timeout, shutdown, body, metrics, slots, page, inspect;
     int32_t remote_mib, remote_s;
     double pixels;
     bool remote;
-    struct iwp_strings allowed;
+    struct iwp_strings allowed, domains;
 };
 
 #define AT(field) offsetof(struct serve_args, field)
@@ -29,10 +32,14 @@ static const struct iwp_opt serve_opts[] = {
      "name of the model (default: its file's)"},
     {"--api-key", "KEY", IWP_OPT_TEXT, AT(api_key), 0, 0, NULL,
      "requests must carry it: Authorization: Bearer KEY"},
+    {"--api-key-file", "FILE", IWP_OPT_TEXT, AT(key_file), 0, 0, NULL,
+     "the same, read from the first line of FILE: not seen in the process list"},
     {"--media-path", "DIR", IWP_OPT_TEXT, AT(media_path), 0, 0, NULL,
      "pictures below DIR may be named as file:// (default: none)"},
     {"--allow-remote-images", NULL, IWP_OPT_FLAG, AT(remote), 0, 0, NULL,
      "fetch pictures named as http(s)://, from public addresses only (default: refuse them)"},
+    {"--allowed-media-domains", "NAME,...", IWP_OPT_COMMAS, AT(domains), 0, 0, NULL,
+     "fetch from these hosts only; .example.org stands for all hosts below it"},
     {"--remote-limit", "MIB", IWP_OPT_INT, AT(remote_mib), 1, 256, NULL,
      "largest picture that is fetched (default 10)"},
     {"--remote-timeout", "S", IWP_OPT_INT, AT(remote_s), 1, 600, NULL,
@@ -79,6 +86,22 @@ static const struct iwp_command command = {
     .args_name = "",
 };
 
+/* The key out of its file, into `key`. */
+static int read_key(const char *path, char *key, size_t cap, iwp_err *err) {
+    uint8_t *data;
+    size_t n;
+    int rc = iwp_file_read(path, 65536, &data, &n, err);
+    if (rc < 0) return iwp_err_prefix(err, rc, "--api-key-file");
+    n = strcspn((const char *)data, "\r\n");
+    const bool fits = n > 0 && n < cap;
+    snprintf(key, cap, "%.*s", (int)(fits ? n : 0), (const char *)data);
+    free(data);
+    IWP_REQUIRE(fits, err, IWP_EINVAL,
+                "--api-key-file %.200s: the first line must be a key of 1 to %zu bytes", path,
+                cap - 1);
+    return 0;
+}
+
 static int fill(struct iwp_server_params *p, const struct serve_args *a,
                 struct iwp_model_args *model, const struct iwp_sampling_args *sampling,
                 const struct iwp_prune_args *prune, iwp_err *err) {
@@ -86,6 +109,10 @@ static int fill(struct iwp_server_params *p, const struct serve_args *a,
     IWP_REQUIRE(!iwp_model_args_raw(model), err, IWP_EINVAL,
                 "--chat-template none: a server needs a template for its messages");
     IWP_REQUIRE(!a->api_key || a->api_key[0], err, IWP_EINVAL, "--api-key: the key is empty");
+    IWP_REQUIRE(!a->api_key || !a->key_file, err, IWP_EINVAL,
+                "--api-key and --api-key-file exclude each other");
+    IWP_REQUIRE(a->domains.n == 0 || a->remote, err, IWP_EINVAL,
+                "--allowed-media-domains: nothing is fetched without --allow-remote-images");
     IWP_TRY(iwp_engine_prune(prune, &d->prune.params, &d->prune.on, &d->prune.positions, err));
     d->prune.report = IWP_REPORT_SUMMARY;
     d->sampler = iwp_sampling_args_params(sampling);
@@ -111,6 +138,8 @@ static int fill(struct iwp_server_params *p, const struct serve_args *a,
     p->remote_images = a->remote;
     p->remote_mib = a->remote_mib;
     p->remote_s = a->remote_s;
+    p->media_domain = a->domains.at;
+    p->n_media_domain = a->domains.n;
     p->session = iwp_model_args_session(model);
     p->min_tokens = model->min_tokens;
     p->max_tokens = model->max_tokens;
@@ -156,7 +185,13 @@ int iwp_cmd_serve(int argc, char **argv) {
         code = iwp_cli_usage("serve", &err);
         goto done;
     }
-    rc = iwp_model_args_engine(&model, &p.engine, &err);
+    char key[1025];
+    if (a.key_file) {
+        rc = read_key(a.key_file, key, sizeof key, &err);
+        p.api_key = key;
+    }
+    iwp_engine_prune_note(&prune);
+    if (rc >= 0) rc = iwp_model_args_engine(&model, &p.engine, &err);
     if (rc >= 0) rc = iwp_server_run(&p, &err);
     if (rc < 0)
         code = err.code == IWP_EINVAL && strncmp(err.msg, "--", 2) == 0
@@ -166,6 +201,7 @@ done:
     iwp_model_args_free(&model);
     iwp_prune_args_free(&prune);
     iwp_strings_free(&a.allowed);
+    iwp_strings_free(&a.domains);
     iwp_strings_free(&none);
     return code;
 }

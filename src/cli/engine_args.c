@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/log.h"
 
 #define AT(field) offsetof(struct iwp_model_args, field)
 const struct iwp_opt iwp_model_opts[] = {
@@ -179,4 +180,10 @@ int iwp_engine_prune(const struct iwp_prune_args *a, struct iwp_params *p, bool 
     }
     *use = true;
     return 0;
+}
+
+void iwp_engine_prune_note(const struct iwp_prune_args *a) {
+    if (!a->method || strcmp(a->method, "none") == 0 || a->keep > 0 || a->keep_tokens > 0) return;
+    iwp_log(IWP_LOG_INFO, "--prune %s without --keep keeps all visual tokens; try --keep 22.2%%",
+            a->method);
 }

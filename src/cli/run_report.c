@@ -1,5 +1,7 @@
-/* What a run tells: the JSON document of CONTRACT section 3, the summary line, pictures of what was
+/* What a run tells: the JSON document of CONTRACT section 3, the summary, pictures of what was
  * kept. */
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -197,24 +199,49 @@ static void put_stages(const struct iwp_session_stats *st, double keep, char *to
         snprintf(to + at, cap - at, " -> %d", st->n_kept);
 }
 
+/* Parts of the summary go on a line while it has no more than 80 columns. */
+struct summary {
+    char line[2400];
+    size_t n;
+};
+
+static void put_line(struct summary *s) {
+    if (s->n > 0) iwp_log(IWP_LOG_INFO, "%s", s->line);
+    s->n = 0;
+}
+
+static void put_part(struct summary *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void put_part(struct summary *s, const char *fmt, ...) {
+    char part[2300];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(part, sizeof part, fmt, ap);
+    va_end(ap);
+    if (s->n + 3 + strlen(part) > 80) put_line(s);
+    s->n +=
+        (size_t)snprintf(s->line + s->n, sizeof s->line - s->n, "%s%s", s->n ? " | " : "", part);
+}
+
 void iwp_run_summary(const struct iwp_run_job *j, const struct iwp_run_result *r) {
     const struct iwp_session_stats st = iwp_session_stats(j->s);
-    char head[2400];
+    struct summary s = {.n = 0};
     if (!j->use_prune) {
-        snprintf(head, sizeof head, "prompt %d tokens, %d visual", st.n_prompt, st.n_visual);
+        put_part(&s, "prompt %d tokens, %d visual", st.n_prompt, st.n_visual);
     } else {
         char stages[2000];
         put_stages(&st, keep_ratio(j, &st), stages, sizeof stages);
-        snprintf(head, sizeof head,
-                 "prune %s%s visual | layer average %.1f%% | prefill %.3g of %.3g GFLOP",
-                 iwp_method_info(j->prune.method)->name, stages, 100 * st.layer_average,
-                 st.flops / 1e9, st.flops_full / 1e9);
+        put_part(&s, "prune %s%s visual", iwp_method_info(j->prune.method)->name, stages);
+        put_part(&s, "layer average %.1f%%", 100 * st.layer_average);
+        put_part(&s, "prefill %.3g of %.3g GFLOP", st.flops / 1e9, st.flops_full / 1e9);
     }
-    iwp_log(IWP_LOG_INFO,
-            "%s | encode %.0f ms | select %.1f ms | prefill %.0f ms | ttft %.0f ms | decode %.1f "
-            "t/s | KV %.2f of %.2f MB",
-            head, r->prompt->ms_encode, st.ms_select, st.ms_prefill, r->ms_ttft, decode_rate(r),
-            (double)st.kv_bytes / 1e6, (double)st.kv_bytes_full / 1e6);
+    put_part(&s, "KV %.2f of %.2f MB", (double)st.kv_bytes / 1e6, (double)st.kv_bytes_full / 1e6);
+    put_line(&s);
+    put_part(&s, "encode %.0f ms", r->prompt->ms_encode);
+    put_part(&s, "select %.1f ms", st.ms_select);
+    put_part(&s, "prefill %.0f ms", st.ms_prefill);
+    put_part(&s, "ttft %.0f ms", r->ms_ttft);
+    put_part(&s, "decode %.1f t/s", decode_rate(r));
+    put_line(&s);
 }
 
 /* ---- pictures ----------------------------------------------------------------------------------- */

@@ -5,7 +5,9 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 
 /* ---- addresses ---------------------------------------------------------------------------------- */
@@ -59,6 +61,17 @@ bool iwp_fetch_is_public(const struct sockaddr *a) {
     return public6(v6.sin6_addr.s6_addr);
 }
 
+bool iwp_fetch_is_allowed(const struct iwp_fetch *f, const char *host) {
+    const size_t n = strlen(host);
+    for (int32_t i = 0; i < f->n_domain; i++) {
+        const char *d = f->domain[i];
+        const size_t m = strlen(d);
+        if (strcasecmp(host, d) == 0) return true;
+        if (d[0] == '.' && n > m && strcasecmp(host + n - m, d) == 0) return true;
+    }
+    return f->n_domain == 0;
+}
+
 #ifdef IWP_CURL
 #include <curl/curl.h>
 #include <pthread.h>
@@ -68,7 +81,7 @@ struct transfer {
     const struct iwp_fetch *f;
     uint8_t *data;
     size_t n, cap;
-    bool private_address, too_large, no_memory;
+    bool private_address, not_allowed, too_large, no_memory;
 };
 
 bool iwp_fetch_built(void) { return true; }
@@ -127,19 +140,13 @@ static int on_progress(void *ctx, curl_off_t a, curl_off_t b, curl_off_t c, curl
 
 static void start_curl(void) { curl_global_init(CURL_GLOBAL_DEFAULT); }
 
-static void set_options(CURL *c, struct transfer *t, const char *url,
-                        char message[CURL_ERROR_SIZE]) {
-    curl_easy_setopt(c, CURLOPT_URL, url);
+static void set_options(CURL *c, struct transfer *t, char message[CURL_ERROR_SIZE]) {
     curl_easy_setopt(c, CURLOPT_ERRORBUFFER, message);
     curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(c, CURLOPT_REDIR_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(c, CURLOPT_PROXY, ""); /* one would hide the address from us */
     curl_easy_setopt(c, CURLOPT_DISALLOW_USERNAME_IN_URL, 1L);
-    curl_easy_setopt(c, CURLOPT_FOLLOWLOCATION, 1L);
-    curl_easy_setopt(c, CURLOPT_MAXREDIRS, (long)t->f->max_redirects);
     curl_easy_setopt(c, CURLOPT_FAILONERROR, 1L);
-    curl_easy_setopt(c, CURLOPT_TIMEOUT, (long)t->f->timeout_s);
     curl_easy_setopt(c, CURLOPT_MAXFILESIZE_LARGE, (curl_off_t)t->f->max_bytes);
     curl_easy_setopt(c, CURLOPT_USERAGENT, "iwp");
     curl_easy_setopt(c, CURLOPT_OPENSOCKETFUNCTION, on_socket);
@@ -149,6 +156,40 @@ static void set_options(CURL *c, struct transfer *t, const char *url,
     curl_easy_setopt(c, CURLOPT_XFERINFOFUNCTION, on_progress);
     curl_easy_setopt(c, CURLOPT_XFERINFODATA, t);
     curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
+}
+
+/* The host as libcurl reads it. */
+static bool allowed(const struct iwp_fetch *f, const char *url) {
+    if (f->n_domain == 0) return true;
+    CURLU *u = curl_url();
+    char *host = NULL;
+    const bool ok = u && curl_url_set(u, CURLUPART_URL, url, 0) == CURLUE_OK &&
+                    curl_url_get(u, CURLUPART_HOST, &host, 0) == CURLUE_OK &&
+                    iwp_fetch_is_allowed(f, host);
+    curl_free(host);
+    curl_url_cleanup(u);
+    return ok;
+}
+
+/* Redirects are followed by hand, because each may lead to another host. */
+static CURLcode follow(CURL *c, struct transfer *t, const char *url) {
+    const double end = iwp_clock_ms() + 1e3 * t->f->timeout_s;
+    for (int32_t i = 0;; i++) {
+        const double left = end - iwp_clock_ms();
+        if (left < 1) return CURLE_OPERATION_TIMEDOUT;
+        t->not_allowed = !allowed(t->f, url);
+        if (t->not_allowed) return CURLE_REMOTE_ACCESS_DENIED;
+        t->n = 0;
+        curl_easy_setopt(c, CURLOPT_URL, url);
+        curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, (long)left);
+        const CURLcode rc = curl_easy_perform(c);
+        char *next = NULL; /* libcurl's until the next transfer, which copies it */
+        if (rc != CURLE_OK || curl_easy_getinfo(c, CURLINFO_REDIRECT_URL, &next) != CURLE_OK ||
+            !next)
+            return rc;
+        if (i == t->f->max_redirects) return CURLE_TOO_MANY_REDIRECTS;
+        url = next;
+    }
 }
 
 int iwp_fetch_url(const struct iwp_fetch *f, const char *url, uint8_t **data, size_t *size,
@@ -161,8 +202,8 @@ int iwp_fetch_url(const struct iwp_fetch *f, const char *url, uint8_t **data, si
     IWP_REQUIRE(c, err, IWP_ENOMEM, "out of memory");
     struct transfer t = {.f = f};
     char message[CURL_ERROR_SIZE] = "";
-    set_options(c, &t, url, message);
-    const CURLcode rc = curl_easy_perform(c);
+    set_options(c, &t, message);
+    const CURLcode rc = follow(c, &t, url);
     curl_easy_cleanup(c);
     if (rc == CURLE_OK && t.n > 0) {
         *data = t.data;
@@ -172,6 +213,8 @@ int iwp_fetch_url(const struct iwp_fetch *f, const char *url, uint8_t **data, si
     free(t.data);
     IWP_REQUIRE(!t.no_memory, err, IWP_ENOMEM, "out of memory");
     IWP_REQUIRE(rc != CURLE_ABORTED_BY_CALLBACK, err, IWP_ECANCELLED, "interrupted");
+    IWP_REQUIRE(!t.not_allowed, err, IWP_EINVAL,
+                "%.100s: leads to a host that is not allowed (--allowed-media-domains)", url);
     IWP_REQUIRE(!t.private_address, err, IWP_EINVAL,
                 "%.100s: its address is private, and such are not fetched", url);
     IWP_REQUIRE(!t.too_large && rc != CURLE_FILESIZE_EXCEEDED, err, IWP_EINVAL,
@@ -179,6 +222,8 @@ int iwp_fetch_url(const struct iwp_fetch *f, const char *url, uint8_t **data, si
     IWP_REQUIRE(rc != CURLE_OPERATION_TIMEDOUT, err, IWP_EINVAL, "%.100s: not there within %d s",
                 url, f->timeout_s);
     IWP_REQUIRE(rc != CURLE_OK, err, IWP_EINVAL, "%.100s: empty", url);
+    IWP_REQUIRE(rc != CURLE_TOO_MANY_REDIRECTS, err, IWP_EINVAL, "%.100s: more than %d redirects",
+                url, f->max_redirects);
     return iwp_err_set(err, IWP_EINVAL, "%.100s: %.80s", url,
                        message[0] ? message : curl_easy_strerror(rc));
 }

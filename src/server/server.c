@@ -125,6 +125,8 @@ static int run(struct iwp_server *s, iwp_err *err) {
                     "--allow-remote-images: this build has no libcurl");
         s->fetch = (struct iwp_fetch){.max_bytes = (size_t)s->p.remote_mib << 20,
                                       .timeout_s = s->p.remote_s,
+                                      .domain = s->p.media_domain,
+                                      .n_domain = s->p.n_media_domain,
                                       .max_redirects = 3};
         s->p.def.fetch = &s->fetch;
     }

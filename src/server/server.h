@@ -29,7 +29,9 @@ struct iwp_server_params {
     int64_t max_pixels;           /* of a picture; 0: the decoder's own limit */
     bool metrics, slots, page;    /* GET /metrics, /slots, / */
     bool remote_images;           /* http(s) pictures are fetched … */
-    int32_t remote_mib, remote_s; /* … up to this size, within this time */
+    int32_t remote_mib, remote_s; /* … up to this size, within this time, */
+    const char *const *media_domain; /* [n_media_domain] … from these hosts; none: any public one */
+    int32_t n_media_domain;
     struct iwp_engine_params engine;
     struct iwp_session_params session;
     struct iwp_request_defaults def; /* media_path and n_layer are filled in here */

@@ -181,6 +181,19 @@ TEST(transfers) {
         CHECK(!data && size == 0);
         CHECK_MSG(strstr(err.msg, bad[i][1]) != NULL, "%s: %s", bad[i][0], err.msg);
     }
+    static const char *const here[] = {"example.org", "127.0.0.1"}, *const there[] = {
+                                                                        "example.org"};
+    f.domain = here;
+    f.n_domain = 2;
+    CHECK_MSG(get(&f, "/once", &data, &size, &err) == 0, "%s", err.msg);
+    free(data);
+    CHECK_INT(get(&f, "/inside", &data, &size, &err), IWP_EINVAL); /* a redirect out of the list */
+    CHECK_MSG(strstr(err.msg, "--allowed-media-domains") != NULL, "%s", err.msg);
+    f.domain = there;
+    f.n_domain = 1;
+    CHECK_INT(get(&f, "/ok", &data, &size, &err), IWP_EINVAL);
+    CHECK_MSG(strstr(err.msg, "--allowed-media-domains") != NULL, "%s", err.msg);
+    f.n_domain = 0;
     f.cancel = stop_at_once;
     CHECK_INT(get(&f, "/ok", &data, &size, &err), IWP_ECANCELLED);
     f.cancel = NULL;
@@ -195,6 +208,20 @@ TEST(transfers) {
     f.timeout_s = 1; /* last: that connection goes on for a while */
     CHECK_INT(get(&f, "/slow", &data, &size, &err), IWP_EINVAL);
     CHECK_MSG(strstr(err.msg, "within") != NULL, "%s", err.msg);
+}
+
+TEST(domains) {
+    static const char *const names[] = {"Example.org", ".pictures.example"};
+    const struct iwp_fetch f = {.domain = names, .n_domain = 2}, any = {0};
+    static const char *const in[] = {"example.org", "EXAMPLE.ORG", "a.pictures.example",
+                                     "b.a.pictures.example"};
+    static const char *const out[] = {"www.example.org",  "example.org.evil",  "evilexample.org",
+                                      "pictures.example", "apictures.example", ""};
+    for (size_t i = 0; i < sizeof in / sizeof *in; i++)
+        CHECK_MSG(iwp_fetch_is_allowed(&f, in[i]), "%s", in[i]);
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        CHECK_MSG(!iwp_fetch_is_allowed(&f, out[i]), "%s", out[i]);
+    CHECK(iwp_fetch_is_allowed(&any, "anything"));
 }
 
 /* Through a request: refused without a fetch, taken with one. */
@@ -223,6 +250,7 @@ TEST(requests) {
 int main(void) {
     signal(SIGPIPE, SIG_IGN); /* clients that had enough */
     test_addresses();
+    test_domains();
     pthread_t thread;
     if (iwp_fetch_built()) {
         CHECK(start(&thread));

@@ -6,11 +6,12 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 import zlib
 
-from serve import Server, chat_body, check, convert, finish, folder, picture, text
+from serve import Server, chat_body, check, convert, finish, folder, iwp, picture, text
 
 
 def raw(s, body, extra=""):
@@ -84,6 +85,22 @@ with folder() as tmp:
         s.socket().close()
     check("alive", s.post("/v1/chat/completions", chat_body("hi"), key)[0] == 200)
     s.stop()
+
+    # ---- the key from a file, and flags that do not go together
+    keyfile = os.path.join(tmp, "key")
+    with open(keyfile, "w") as f:
+        f.write("from a file\nnot this\n")
+    s = Server(model, mmproj, "--api-key-file", keyfile, "--allow-remote-images", "--allowed-media-domains", "example.invalid,.example.org")
+    check("key file", [s.post("/v1/chat/completions", chat_body("hi"), {"Authorization": "Bearer " + k})[0] for k in ("from a file", "not this", "")] == [200, 401, 401])
+    for url in ("http://example.com/a.png", "http://example.org/a.png", "http://127.0.0.1/"):
+        status, b, _ = s.post("/v1/chat/completions", chat_body([{"type": "image_url", "image_url": url}]), {"X-Api-Key": "from a file"})
+        check(f"domain {url}", status == 400 and b"--allowed-media-domains" in b, b)
+    s.stop()
+    open(keyfile, "w").close()
+    for flags, word in ((["--api-key-file", keyfile], "--api-key-file"), (["--api-key-file", tmp + "/none"], "--api-key-file"), (["--api-key-file", keyfile, "--api-key", "a"], "exclude"),
+                        (["--allowed-media-domains", "example.org"], "--allow-remote-images")):
+        r = subprocess.run([iwp, "serve", "-m", model, "-mm", mmproj, *flags], capture_output=True, text=True, timeout=60)
+        check(f"flags {flags}", r.returncode in (1, 2) and word in r.stderr and r.stderr.count("\n") <= 2, r.stderr)
 
     # ---- many at once, with pictures; answers do not depend on the company
     s = Server(model, mmproj, "-np", "4", "--prune", "iwp", "--keep", "50%")
