@@ -62,3 +62,19 @@ size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d, int32_t d_v, bool split) 
                (sizeof(float) + (sizeof(uint16_t) << split)) + /* scores, weights */
            32 * wide * sizeof(float);                          /* rotated rows */
 }
+
+size_t iwp_gemm_bulk_scratch(void) {
+    return IWP_GEMM_COLS * (IWP_GEMM_KC * sizeof(uint16_t) + IWP_GEMM_ROWS * sizeof(float));
+}
+
+struct iwp_gemm_tile_size iwp_gemm_tile_size(enum iwp_gemm_form form) {
+    static const struct iwp_gemm_tile_size size[] = {
+        [IWP_GEMM_Q4_0] = {32, 256 + 32},
+        [IWP_GEMM_Q4_1] = {32, 256 + 2 * 32},
+        [IWP_GEMM_Q8_0] = {32, 512 + 32 + 64}, /* sums of the columns at the end: not read here */
+        [IWP_GEMM_Q4_K] = {256, 2048 + 2 * 128 + 2 * 32},
+        [IWP_GEMM_Q5_K] = {256, 2048 + 512 + 2 * 128 + 2 * 32},
+        [IWP_GEMM_Q6_K] = {256, 2048 + 1024 + 256 + 32},
+    };
+    return size[form];
+}

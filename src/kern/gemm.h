@@ -1,5 +1,6 @@
-/* Matrix products of the vision towers on packed bf16 operands, sums in f32: what a transformer block
- * needs, each as one call per block of rows, so that everything between the products stays in the cache.
+/* Matrix products on packed bf16 operands, sums in f32: what a block of a vision tower needs, each as one
+ * call per block of rows, so that everything between the products stays in the cache; and what a decoder
+ * needs for many rows at once, weights read from their quantised form while they are multiplied.
  *
  * Operands are cut into blocks of 32 × 32 and stored block by block, along k first, zero-padded:
  *     rows     [n/32][k/32][2][16][32]        half, row, k        (iwp_gemm_size values)
@@ -74,6 +75,42 @@ struct iwp_gemm_attend {
     float *out;
 };
 
+/* Quantised weights as ggml's AMX buffers hold them, read while they are multiplied: tiles of 16 columns and
+ * one block of k (32 numbers, 256 the _K ones), along k first.  A tile has the numbers of 16 columns and
+ * four neighbours of k in 64 bytes, column by column; of 4-bit ones two such sets share them, the lower
+ * halves first.  Then what was cut off numbers of 5 and 6 bits, scales, minima, each for 16 columns. */
+enum iwp_gemm_form {
+    IWP_GEMM_Q4_0,
+    IWP_GEMM_Q4_1,
+    IWP_GEMM_Q8_0,
+    IWP_GEMM_Q4_K,
+    IWP_GEMM_Q5_K,
+    IWP_GEMM_Q6_K
+};
+struct iwp_gemm_tile_size {
+    int32_t k; /* numbers of a column */
+    size_t bytes;
+};
+struct iwp_gemm_tile_size iwp_gemm_tile_size(enum iwp_gemm_form form);
+struct iwp_gemm_quant {
+    const uint8_t *w;  /* [m/16][k/block] tiles, m % 32 == 0; NULL: absent */
+    const float *bias; /* [m] or NULL */
+    enum iwp_gemm_form form;
+    int32_t k, m;
+};
+
+/* y = rows · W + bias + res; with a gate act(rows · gate) * (rows · W) as the rows of the next product. */
+struct iwp_gemm_bulk {
+    const uint16_t *rows; /* packed, [n][k] */
+    int32_t n;
+    struct iwp_gemm_quant mat, gate;
+    enum iwp_gemm_act act;
+    float *y;         /* [n][stride] */
+    const float *res; /* the same, or NULL */
+    int64_t stride;
+    uint16_t *out; /* packed, [n][m]; only with a gate */
+};
+
 struct iwp_gemm {
     const char *name;
     /* c [32][32] = (or +=, when add) rows block · columns block over n_k32 blocks of k.  `next`: what
@@ -87,6 +124,16 @@ struct iwp_gemm {
     void (*linear)(const struct iwp_gemm_linear *op, int32_t first, int32_t n, void *scratch);
     void (*mlp)(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch);
     void (*attend)(const struct iwp_gemm_attend *op, void *scratch);
+    /* Rows [first, first + n) of x, normed, into packed rows; first % 32 == 0.  Behind the last row of the
+     * array zeros follow up to a multiple of 32. */
+    void (*pack_rows)(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
+                      int32_t k, const struct iwp_gemm_norm *norm);
+    /* n_cols ≤ IWP_GEMM_COLS columns from `col` on of k numbers from k0 on as panels; col and n_cols are
+     * multiples of 32, k0 and k of the form's block.  NULL where ggml is faster (c, amx have them). */
+    void (*read)(uint16_t *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
+                 int32_t k0, int32_t k);
+    /* The columns [col, col + n_cols) of all rows; scratch of iwp_gemm_bulk_scratch bytes. */
+    void (*bulk)(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch);
 };
 
 /* The best path of this CPU (IWP_CPU masks), NULL when it has none but plain C. */
@@ -103,6 +150,9 @@ static inline size_t iwp_gemm_weight_size(int32_t m, int32_t k, bool split) {
 }
 size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n); /* bytes */
 size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n);
+/* Columns of one call of bulk: IWP_GEMM_COLS, half of them with a gate. */
+enum { IWP_GEMM_COLS = 256 };
+size_t iwp_gemm_bulk_scratch(void);
 size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d, int32_t d_v, bool split);
 
 void iwp_gemm_init_c(struct iwp_gemm *g);

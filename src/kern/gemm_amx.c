@@ -1,6 +1,7 @@
 /* AMX: 2 × 2 tiles of sums, two of rows, two of columns; see gemm.h. */
 #if defined(__x86_64__)
 #include "kern/gemm_body.h"
+#include "kern/gemm_bulk.h"
 #include "kern/tiles.h"
 
 static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
@@ -51,9 +52,13 @@ static void mlp(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *s
 static void attend(const struct iwp_gemm_attend *op, void *scratch) {
     WITH_TILES(attend_tiles(op, scratch));
 }
+static void bulk(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch) {
+    WITH_TILES(bulk_tiles(op, col, n_cols, scratch));
+}
 
 void iwp_gemm_init_amx(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){"amx", tile_once, pack_cols, linear, mlp, attend};
+    *g = (struct iwp_gemm){"amx",  tile_once,    pack_cols,  linear, mlp,
+                           attend, pack_rows_at, read_tiles, bulk};
 }
 #else
 typedef int iwp_gemm_amx_empty;

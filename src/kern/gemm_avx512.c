@@ -6,7 +6,8 @@ enum { TILE_ROWS = 8, TILE_VECS = 2 };
 #include "kern/gemm_plain.h"
 
 void iwp_gemm_init_avx512(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){"avx512", tile, pack_cols, linear_tiles, mlp_tiles, attend_tiles};
+    *g = (struct iwp_gemm){"avx512",     tile,         pack_cols, linear_tiles, mlp_tiles,
+                           attend_tiles, pack_rows_at, NULL,      NULL};
 }
 #else
 typedef int iwp_gemm_avx512_empty;

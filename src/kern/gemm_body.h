@@ -129,6 +129,12 @@ static void pack_rows(uint16_t *to, size_t lo, const float *x, int64_t stride, i
     }
 }
 
+static void pack_rows_at(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
+                         int32_t k, const struct iwp_gemm_norm *norm) {
+    pack_rows(rows + (size_t)first * iwp_gemm_up((size_t)k), 0, x + first * stride, stride, n, k,
+              norm);
+}
+
 static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
                        bool low) {
     for (int32_t i = 0; i < k; i += 32, panel += BLOCK) {

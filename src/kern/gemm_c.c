@@ -1,5 +1,6 @@
 /* The reference: the 32 × 32 product as it is written down; see gemm.h. */
 #include "kern/gemm_body.h"
+#include "kern/gemm_bulk.h"
 
 static float widen(uint16_t h) {
     const uint32_t u = (uint32_t)h << 16;
@@ -25,5 +26,6 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
 }
 
 void iwp_gemm_init_c(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){"c", tile, pack_cols, linear_tiles, mlp_tiles, attend_tiles};
+    *g = (struct iwp_gemm){"c",          tile,         pack_cols,  linear_tiles, mlp_tiles,
+                           attend_tiles, pack_rows_at, read_tiles, bulk_tiles};
 }

@@ -196,6 +196,13 @@ static void name_type(struct iwp_decoder *d, const struct iwp_gguf *g) {
     snprintf(d->file_type, sizeof d->file_type, "%s", info ? info->name : "?");
 }
 
+static bool takes_bulk(const struct iwp_decoder *d, const struct iwp_decoder_layer *y) {
+    const struct ggml_tensor *w[] = {y->wq, y->wk, y->wv, y->wo, y->gate, y->up, y->down};
+    bool all = true;
+    for (size_t i = 0; i < sizeof w / sizeof w[0]; i++) all = all && iwp_bulk_takes(d->bulk, w[i]);
+    return all;
+}
+
 int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct iwp_gguf *g,
                      iwp_err *err) {
     memset(d, 0, sizeof *d);
@@ -212,6 +219,8 @@ int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct 
     iwp_log(IWP_LOG_DEBUG, "attention: %s", d->attend ? iwp_attend_name(d->attend) : "ggml");
     name_type(d, g);
     IWP_TRY_GOTO(iwp_weights_load(d->weights, "load", err));
+    IWP_TRY_GOTO(iwp_bulk_new(&d->bulk, b, err));
+    for (int32_t l = 0; l < d->n_layer; l++) d->layer[l].bulk = takes_bulk(d, &d->layer[l]);
     ggml_backend_tensor_get(d->out_norm, d->final_norm, 0,
                             (size_t)d->d_model * sizeof *d->final_norm);
     return 0;
@@ -223,6 +232,7 @@ fail:
 void iwp_decoder_free(struct iwp_decoder *d) {
     iwp_weights_free(d->weights);
     iwp_attend_free(d->attend);
+    iwp_bulk_free(d->bulk);
     free(d->layer);
     free(d->final_norm);
     memset(d, 0, sizeof *d);
@@ -242,6 +252,10 @@ int64_t iwp_decoder_layer_weights(const struct iwp_decoder *d) {
 static struct ggml_tensor *norm(const struct iwp_decoder *d, struct ggml_context *ctx,
                                 struct ggml_tensor *x, struct ggml_tensor *w) {
     return ggml_mul(ctx, ggml_rms_norm(ctx, x, d->eps), w);
+}
+
+static bool in_bulk(const struct iwp_decoder_layer *y, const struct ggml_tensor *x) {
+    return y->bulk && x->ne[1] >= IWP_BULK_ROWS;
 }
 
 static struct ggml_tensor *linear(struct ggml_context *ctx, struct ggml_tensor *w,
@@ -267,14 +281,23 @@ struct iwp_decoder_qkv iwp_decoder_build_qkv(const struct iwp_decoder *d, struct
                                              struct ggml_tensor *pos, bool want_q) {
     const struct iwp_decoder_layer *y = &d->layer[l];
     const int64_t n = x->ne[1];
-    struct ggml_tensor *h = norm(d, ctx, x, y->attn_norm);
+    struct ggml_tensor *const w[3] = {y->wq, y->wk, y->wv}, *const b[3] = {y->bq, y->bk, y->bv};
+    struct ggml_tensor *p[3] = {0}, *h = NULL;
+    struct iwp_bulk_rows rows = {0};
     struct iwp_decoder_qkv o = {0};
+    if (in_bulk(y, x))
+        rows = iwp_bulk_rows(d->bulk, ctx, x, y->attn_norm, d->eps);
+    else
+        h = norm(d, ctx, x, y->attn_norm);
+    for (int i = want_q ? 0 : 1; i < 3; i++)
+        p[i] =
+            h ? linear(ctx, w[i], b[i], h) : iwp_bulk_linear(d->bulk, ctx, rows, w[i], b[i], NULL);
     if (want_q) {
-        o.q = ggml_reshape_3d(ctx, linear(ctx, y->wq, y->bq, h), d->d_head, d->n_head, n);
+        o.q = ggml_reshape_3d(ctx, p[0], d->d_head, d->n_head, n);
         o.q_rope = rope(d, ctx, o.q, pos, y->factor);
     }
-    o.k = ggml_reshape_3d(ctx, linear(ctx, y->wk, y->bk, h), d->d_head, d->n_head_kv, n);
-    o.v = ggml_reshape_3d(ctx, linear(ctx, y->wv, y->bv, h), d->d_head, d->n_head_kv, n);
+    o.k = ggml_reshape_3d(ctx, p[1], d->d_head, d->n_head_kv, n);
+    o.v = ggml_reshape_3d(ctx, p[2], d->d_head, d->n_head_kv, n);
     o.k_rope = rope(d, ctx, o.k, pos, y->factor);
     return o;
 }
@@ -331,11 +354,24 @@ static void store(struct ggml_context *ctx, struct ggml_cgraph *graph,
     ggml_build_forward_expand(graph, ggml_cpy(ctx, ggml_reshape_2d(ctx, v, width, n), to_v));
 }
 
+static struct ggml_tensor *after_attention_bulk(const struct iwp_decoder *d,
+                                                struct ggml_context *ctx,
+                                                const struct iwp_decoder_layer *y,
+                                                struct ggml_tensor *h, struct ggml_tensor *x) {
+    struct ggml_tensor *const gate[2] = {y->gate, y->gate_b}, *const up[2] = {y->up, y->up_b};
+    struct iwp_bulk_rows rows = iwp_bulk_rows(d->bulk, ctx, h, NULL, 0);
+    x = iwp_bulk_linear(d->bulk, ctx, rows, y->wo, y->bo, x);
+    rows = iwp_bulk_rows(d->bulk, ctx, x, y->ffn_norm, d->eps);
+    rows = iwp_bulk_gated(d->bulk, ctx, rows, gate, up);
+    return iwp_bulk_linear(d->bulk, ctx, rows, y->down, y->down_b, x);
+}
+
 /* The rest of a layer: h [H d, n] is what attention gave, x the residual. */
 static struct ggml_tensor *after_attention(const struct iwp_decoder *d, struct ggml_context *ctx,
                                            int32_t l, struct ggml_tensor *h,
                                            struct ggml_tensor *x) {
     const struct iwp_decoder_layer *y = &d->layer[l];
+    if (in_bulk(y, x)) return after_attention_bulk(d, ctx, y, h, x);
     x = ggml_add(ctx, linear(ctx, y->wo, y->bo, h), x);
     h = norm(d, ctx, x, y->ffn_norm);
     struct ggml_tensor *gate = linear(ctx, y->gate, y->gate_b, h);

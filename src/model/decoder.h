@@ -7,15 +7,17 @@
 #define IWP_MODEL_DECODER_H
 
 #include "model/attend.h"
+#include "model/bulk.h"
 #include "model/kv.h"
 #include "model/weights.h"
 
 struct iwp_decoder_layer {
     int32_t device;
-    struct ggml_tensor *attn_norm, *ffn_norm;            /* [D] */
-    struct ggml_tensor *wq, *wk, *wv, *wo;               /* [D, H d] [D, G d] [D, G d] [H d, D] */
-    struct ggml_tensor *bq, *bk, *bv, *bo;               /* or NULL */
-    struct ggml_tensor *gate, *up, *down;                /* [D, F] [D, F] [F, D] */
+    bool bulk;                                /* many rows at once go through iwp_decoder.bulk */
+    struct ggml_tensor *attn_norm, *ffn_norm; /* [D] */
+    struct ggml_tensor *wq, *wk, *wv, *wo;    /* [D, H d] [D, G d] [D, G d] [H d, D] */
+    struct ggml_tensor *bq, *bk, *bv, *bo;    /* or NULL */
+    struct ggml_tensor *gate, *up, *down;     /* [D, F] [D, F] [F, D] */
     struct ggml_tensor *gate_b, *up_b, *down_b, *factor; /* or NULL; factor: [d/2] RoPE */
 };
 
@@ -33,6 +35,7 @@ struct iwp_decoder {
     float *final_norm;         /* [D] out_norm on the host, for methods that read it */
     struct iwp_attend *attend; /* our own attention; NULL: ggml's */
     struct iwp_weights *weights;
+    struct iwp_bulk *bulk; /* or NULL */
     struct iwp_backend *b;
 };
 

@@ -275,6 +275,167 @@ static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32
     free(x), free(angles), free(y), free(scratch), free(want), free(s), free(q), free(k);
 }
 
+/* ---- quantised weights ------------------------------------------------------------------------- */
+
+static uint16_t half_of(double x) { /* of a multiple of 2^-14 below 1/8: exact */
+    const int m = (int)lrint(fabs(x) * 16384);
+    int e = 1;
+    uint16_t h = 0;
+    if (m) {
+        while (m >> e) e++; /* m in [2^(e-1), 2^e) */
+        h = (uint16_t)((e - 15 + 15) << 10 | ((m << (11 - e)) & 1023));
+    }
+    return x < 0 ? h | 0x8000 : h;
+}
+
+/* Random tiles as gemm.h describes them, and what they stand for. */
+static uint8_t *quantised(enum iwp_gemm_form form, int32_t m, int32_t k, double *w) {
+    static const int bits[] = {4, 4, 8, 4, 5, 6};
+    const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(form);
+    uint8_t *tiles = room((size_t)(m / 16 * (k / z.k)) * z.bytes);
+    const bool super = z.k == 256;
+    memset(tiles, 0, (size_t)(m / 16 * (k / z.k)) * z.bytes);
+    for (int32_t j = 0; j < m; j++)
+        for (int32_t b = 0; b < k / z.k; b++) {
+            uint8_t *t = tiles + (size_t)(j / 16 * (k / z.k) + b) * z.bytes;
+            const int col = j % 16, low = z.k * 16 / (bits[form] == 8 ? 1 : 2),
+                      high = form == IWP_GEMM_Q5_K   ? 512
+                             : form == IWP_GEMM_Q6_K ? 1024
+                                                     : 0;
+            uint8_t *scale = t + low + high;
+            const double d = (1 + (double)(test_rand(&seed) % 1000)) / 16384 *
+                             (test_rand(&seed) % 4 ? 1 : -1),
+                         min = (double)(test_rand(&seed) % 1000) / 16384;
+            const int groups = form == IWP_GEMM_Q6_K ? 256 : super ? 256 : 0;
+            const uint16_t hd = half_of(d), hm = half_of(min);
+            memcpy(scale + groups + 2 * col, &hd, 2);
+            if (form == IWP_GEMM_Q4_1 || form == IWP_GEMM_Q4_K || form == IWP_GEMM_Q5_K)
+                memcpy(scale + groups + 32 + 2 * col, &hm, 2);
+            const int len = form == IWP_GEMM_Q6_K ? 16 : 32; /* of a group */
+            for (int g = 0; g < z.k / len; g++) {
+                int s = 1, o = 0;
+                if (form == IWP_GEMM_Q6_K) {
+                    s = (int)(test_rand(&seed) % 256) - 128;
+                    scale[16 * g + col] = (uint8_t)(int8_t)s;
+                } else if (super) {
+                    s = (int)(test_rand(&seed) % 64), o = (int)(test_rand(&seed) % 64);
+                    scale[16 * g + col] = (uint8_t)s;
+                    scale[128 + g / 2 * 32 + 2 * col + g % 2] = (uint8_t)o;
+                }
+                for (int i = g * len; i < (g + 1) * len; i++) {
+                    const int q = (int)(test_rand(&seed) % (1u << bits[form])), four = i / 4,
+                              at = 4 * col + i % 4;
+                    double x = q;
+                    if (form == IWP_GEMM_Q8_0) {
+                        t[64 * four + at] = (uint8_t)(q - 128);
+                        x = (q - 128) * d;
+                    } else {
+                        t[64 * (four / 2) + at] |= (uint8_t)((q & 15) << 4 * (four % 2));
+                        if (form == IWP_GEMM_Q5_K)
+                            t[low + 64 * (i / 32) + at] |= (uint8_t)((q >> 4) << four % 8);
+                        if (form == IWP_GEMM_Q6_K)
+                            t[low + 64 * (i / 16) + at] |= (uint8_t)((q >> 4) << 2 * (four % 4));
+                        if (form == IWP_GEMM_Q4_0) x = (q - 8) * d;
+                        if (form == IWP_GEMM_Q4_1) x = q * d + min;
+                        if (form == IWP_GEMM_Q6_K) x = (q - 32) * d * s;
+                        if (form == IWP_GEMM_Q4_K || form == IWP_GEMM_Q5_K) x = q * d * s - min * o;
+                    }
+                    w[(size_t)j * (size_t)k + (size_t)(b * z.k + i)] = x;
+                }
+            }
+        }
+    return tiles;
+}
+
+static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
+    const int32_t m = 96, k = 768, col = 32, cols = 64, k0 = 256, len = 512;
+    double *w = room((size_t)(m * k) * 8);
+    uint8_t *tiles = quantised(form, m, k, w);
+    const struct iwp_gemm_quant q = {tiles, NULL, form, k, m};
+    uint16_t *panels = room((size_t)(cols * len) * 2);
+    g->read(panels, &q, col, cols, k0, len);
+    int bad = 0;
+    for (int32_t j = 0; j < cols; j++)
+        for (int32_t i = 0; i < len; i++) {
+            const double want = w[(col + j) * k + k0 + i];
+            const float got =
+                wide(panels[(j / 32 * (len / 32) + i / 32) * 1024 + j % 32 / 16 * 512 +
+                            i % 32 / 2 * 32 + j % 16 * 2 + i % 2]);
+            /* A minimum is taken from a product of up to 128 scales. */
+            bad += !(fabs(got - want) <= 0x1p-8 * fabs(want) + 0x1p-18);
+        }
+    CHECK_MSG(bad == 0, "%s form %d: %d of %d numbers off", g->name, (int)form, bad, cols * len);
+    free(w), free(tiles), free(panels);
+}
+
+/* All columns in two calls, with or without a gate. */
+static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
+                       int32_t m, bool gated) {
+    double *w = room((size_t)(m * k) * 8), *wg = room((size_t)(m * k) * 8);
+    uint8_t *tiles = quantised(form, m, k, w), *tiles_g = quantised(form, m, k, wg);
+    const float size = 0.05f / sqrtf((float)k);
+    float *x = normals((size_t)n * (size_t)k, size), *nw = normals((size_t)k, size);
+    float *bias = normals((size_t)m, 1), *res = normals((size_t)(n * m), 1);
+    float *y = room((size_t)(n * m) * 4);
+    uint16_t *rows = room(iwp_gemm_size((size_t)n, (size_t)k) * 2);
+    uint16_t *out = room(iwp_gemm_size((size_t)n, (size_t)m) * 2);
+    const struct iwp_gemm_norm norm = {nw, NULL, 1e-6f, true};
+    struct iwp_gemm_bulk op = {.rows = rows,
+                               .n = n,
+                               .mat = {tiles, bias, form, k, m},
+                               .act = gated ? IWP_GEMM_SILU : IWP_GEMM_NONE,
+                               .y = y,
+                               .res = n % 2 ? res : NULL,
+                               .stride = m,
+                               .out = out};
+    if (gated) op.gate = (struct iwp_gemm_quant){tiles_g, NULL, form, k, m};
+    void *scratch = room(iwp_gemm_bulk_scratch());
+    const int32_t cut = n > 32 ? 32 : n;
+    g->pack_rows(rows, x, k, 0, cut, k, &norm);
+    if (cut < n) g->pack_rows(rows, x, k, cut, n - cut, k, &norm);
+    g->bulk(&op, 0, 32, scratch);
+    g->bulk(&op, 32, m - 32, scratch);
+    double *xr = room((size_t)k * 8);
+    int bad = 0;
+    for (int32_t r = 0; r < n; r++) {
+        norm_row(xr, x + (size_t)r * (size_t)k, k, &norm);
+        for (int32_t j = 0; j < m; j++) {
+            double s[2] = {(double)bias[j], 0}, t[2] = {fabs(s[0]), 0};
+            for (int32_t i = 0; i < k; i++) {
+                const double p = xr[i] * w[j * k + i], pg = xr[i] * wg[j * k + i];
+                s[0] += p, t[0] += fabs(p), s[1] += pg, t[1] += fabs(pg);
+            }
+            if (gated) {
+                const float got =
+                    wide(out[(r / 32 * (m / 32) + j / 32) * 1024 + r % 32 * 32 + j % 32]);
+                const double a = act(s[1], IWP_GEMM_SILU), want = a * s[0];
+                bad += !(fabs(got - want) <=
+                         0x1p-8 * fabs(want) + 0x1p-7 * (1.2 * t[1] * fabs(s[0]) + fabs(a) * t[0]) +
+                             1e-5);
+            } else {
+                const double want = s[0] + (op.res ? (double)res[r * m + j] : 0);
+                bad += !(fabs(y[r * m + j] - want) <= 0x1p-7 * t[0] + 1e-5);
+            }
+        }
+    }
+    CHECK_MSG(bad == 0, "%s bulk form %d, %d x %d x %d, gate %d: %d off", g->name, (int)form, n, k,
+              m, gated, bad);
+    free(w), free(wg), free(tiles), free(tiles_g), free(x), free(nw), free(bias), free(res),
+        free(y);
+    free(rows), free(out), free(scratch), free(xr);
+}
+
+static void check_quantised(const struct iwp_gemm *g) {
+    for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_Q6_K; form++) {
+        check_read(g, form);
+        check_bulk(g, form, 33, 256, 96, false);
+        check_bulk(g, form, 32, 512, 64, true);
+    }
+    check_bulk(g, IWP_GEMM_Q4_0, 1, 32, 64, false);
+    check_bulk(g, IWP_GEMM_Q8_0, 70, 2592, 64, false); /* several blocks of k, the last one short */
+    check_bulk(g, IWP_GEMM_Q4_0, 515, 64, 64, true);   /* more rows than share a block */
+}
+
 static void check_path(const struct iwp_gemm *g) {
     static const int32_t n[] = {1, 5, 31, 32, 33, 70}, k[] = {2, 31, 32, 40, 129},
                          m[] = {1, 15, 16, 31, 33, 80};
@@ -289,6 +450,7 @@ static void check_path(const struct iwp_gemm *g) {
         check_mlp(g, 33, 48, 171, gated);
         check_mlp(g, 64, 160, 428, gated);
     }
+    if (g->bulk && !split) check_quantised(g);
     static const int32_t keys[] = {1, 2, 31, 64, 255, 256, 257, 600};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         check_attend(g, 1, keys[i], 8, 8, 0, 1);
@@ -307,7 +469,63 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* Rows of a 7B decoder: GFLOP/s of a product, a gated pair, and of reading the weights (numbers/s). */
+static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
+                       int32_t m) {
+    const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(form);
+    const size_t bytes = (size_t)(m / 16 * (k / z.k)) * z.bytes;
+    uint8_t *w = room(bytes);
+    for (size_t i = 0; i < bytes; i++) w[i] = (uint8_t)(test_rand(&seed) % 60);
+    float *x = normals((size_t)n * (size_t)k, 1), *y = room((size_t)n * (size_t)m * 4);
+    uint16_t *rows = room(iwp_gemm_size((size_t)n, (size_t)k) * 2),
+             *out = room(iwp_gemm_size((size_t)n, (size_t)m) * 2);
+    struct iwp_gemm_bulk op = {.rows = rows,
+                               .n = n,
+                               .mat = {w, NULL, form, k, m},
+                               .act = IWP_GEMM_NONE,
+                               .y = y,
+                               .stride = m,
+                               .out = out};
+    struct iwp_gemm_bulk gated = op;
+    gated.gate = gated.mat;
+    gated.act = IWP_GEMM_SILU;
+    void *s = room(iwp_gemm_bulk_scratch());
+    double best[4] = {1e9, 1e9, 1e9, 1e9};
+    for (int r = 0; r < 3; r++) {
+        double t0 = now();
+        g->pack_rows(rows, x, k, 0, n, k, NULL);
+        double t1 = now();
+        for (int32_t i = 0; i < m; i += IWP_GEMM_COLS)
+            g->bulk(&op, i, m - i < IWP_GEMM_COLS ? m - i : IWP_GEMM_COLS, s);
+        double t2 = now();
+        for (int32_t i = 0; i < m; i += IWP_GEMM_COLS / 2) g->bulk(&gated, i, IWP_GEMM_COLS / 2, s);
+        double t3 = now();
+        for (int32_t i = 0; i < m; i += IWP_GEMM_COLS)
+            for (int32_t j = 0; j < k; j += 1024)
+                g->read(s, &op.mat, i, IWP_GEMM_COLS, j, k - j < 1024 ? k - j : 1024);
+        double t4 = now();
+        best[0] = fmin(best[0], t1 - t0), best[1] = fmin(best[1], t2 - t1);
+        best[2] = fmin(best[2], t3 - t2), best[3] = fmin(best[3], t4 - t3);
+    }
+    const double flop = 2e-9 * n * k * m;
+    printf("%-7s form %d, %d x %d x %d: %.1f, gated %.1f GFLOP/s; reading is %.1f %%, packing %.1f "
+           "%% of the product\n",
+           g->name, (int)form, n, k, m, flop / best[1], 2 * flop / best[2], 100 * best[3] / best[1],
+           100 * best[0] / best[1]);
+    free(w), free(x), free(y), free(rows), free(out), free(s);
+}
+
 static void bench(const struct iwp_gemm *g) {
+    for (int32_t n = 32; g->bulk && n <= 512; n *= 4) {
+        bench_bulk(g, IWP_GEMM_Q4_0, n, 3584, 3584);
+        bench_bulk(g, IWP_GEMM_Q8_0, n, 3584, 3584);
+    }
+    if (g->bulk) {
+        bench_bulk(g, IWP_GEMM_Q4_K, 512, 3584, 3584);
+        bench_bulk(g, IWP_GEMM_Q6_K, 512, 3584, 3584);
+        bench_bulk(g, IWP_GEMM_Q4_0, 512, 3584, 18944);
+        bench_bulk(g, IWP_GEMM_Q4_0, 512, 18944, 3584);
+    }
     const int32_t D = 1280, F = 3420, N = 2048;
     float *x = normals((size_t)(N * D), 1), *y = room((size_t)(N * 3 * D) * 4),
           *w = normals((size_t)(F * D), 0.02f);

@@ -1,0 +1,257 @@
+/* Bulk products as custom nodes: see bulk.h. */
+#include "model/bulk.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "kern/gemm.h"
+#include "model/deal.h"
+
+static const struct {
+    enum ggml_type type;
+    enum iwp_gemm_form form;
+} forms[] = {
+    {GGML_TYPE_Q4_0, IWP_GEMM_Q4_0}, {GGML_TYPE_Q4_1, IWP_GEMM_Q4_1},
+    {GGML_TYPE_Q8_0, IWP_GEMM_Q8_0}, {GGML_TYPE_Q4_K, IWP_GEMM_Q4_K},
+    {GGML_TYPE_Q5_K, IWP_GEMM_Q5_K}, {GGML_TYPE_Q6_K, IWP_GEMM_Q6_K},
+};
+enum { N_FORM = sizeof forms / sizeof forms[0], ALIGN = 64 };
+
+struct iwp_bulk {
+    const struct iwp_gemm *g;
+    ggml_backend_buffer_type_t buft; /* ggml's AMX layout */
+    int32_t n_thread;
+    bool known[N_FORM];
+    void **scratch; /* [n_thread] */
+};
+
+static int form_of(enum ggml_type type) {
+    for (int i = 0; i < N_FORM; i++)
+        if (forms[i].type == type) return i;
+    return -1;
+}
+
+/* ---- does the layout mean what gemm.h says? ----------------------------------------------------- */
+
+enum { TRY_COLS = 64, TRY_K = 512 };
+
+static float bf16(uint16_t h) {
+    const uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Random numbers through ggml's conversion and our reader, beside the plain ones. */
+static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
+                         const uint8_t *plain, enum iwp_gemm_form form) {
+    float *want = malloc(TRY_COLS * TRY_K * sizeof *want);
+    uint16_t *got = aligned_alloc(ALIGN, TRY_COLS * TRY_K * sizeof *got);
+    const struct iwp_gemm_quant w = {t->data, NULL, form, TRY_K, TRY_COLS};
+    bool same = want && got;
+    if (same) {
+        ggml_get_type_traits(t->type)->to_float(plain, want, TRY_COLS * TRY_K);
+        g->read(got, &w, 0, TRY_COLS, 0, TRY_K);
+    }
+    for (int32_t j = 0; same && j < TRY_COLS; j++)
+        for (int32_t i = 0; same && i < TRY_K; i++) {
+            const float a = want[j * TRY_K + i],
+                        b = bf16(got[(j / 32 * (TRY_K / 32) + i / 32) * 1024 + j % 32 / 16 * 512 +
+                                     i % 32 / 2 * 32 + j % 16 * 2 + i % 2]);
+            same = fabsf(a - b) <= 0x1p-8f * fabsf(a) + 1e-4f;
+        }
+    free(want);
+    free(got);
+    return same;
+}
+
+static bool try_form(const struct iwp_bulk *u, int i) {
+    struct ggml_context *ctx =
+        ggml_init((struct ggml_init_params){ggml_tensor_overhead() * 2, NULL, true});
+    if (!ctx) return false;
+    struct ggml_tensor *t = ggml_new_tensor_2d(ctx, forms[i].type, TRY_K, TRY_COLS);
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx, u->buft);
+    float *x = malloc(TRY_COLS * TRY_K * sizeof *x);
+    uint8_t *plain = malloc(ggml_nbytes(t));
+    bool same = buffer && x && plain;
+    uint32_t seed = 1;
+    for (int j = 0; same && j < TRY_COLS * TRY_K; j++) {
+        seed = seed * 1664525 + 1013904223;
+        x[j] = (float)(seed >> 8) * 0x1p-23f - 1;
+    }
+    if (same) {
+        ggml_quantize_chunk(t->type, x, plain, 0, TRY_COLS, TRY_K, NULL);
+        ggml_backend_tensor_set(t, plain, 0, ggml_nbytes(t));
+        same = same_numbers(u->g, t, plain, forms[i].form);
+    }
+    free(x);
+    free(plain);
+    if (buffer) ggml_backend_buffer_free(buffer);
+    ggml_free(ctx);
+    iwp_log(IWP_LOG_DEBUG, "%s weights: many rows at once %s", ggml_type_name(forms[i].type),
+            same ? "by our own products" : "by ggml, whose layout is not the one we know");
+    return same;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------- */
+
+static ggml_backend_buffer_type_t amx_layout(const struct iwp_backend *b) {
+    for (int32_t i = 0; i < b->n_extra; i++)
+        if (strcmp(ggml_backend_buft_name(b->extra[i]), "AMX") == 0) return b->extra[i];
+    return NULL;
+}
+
+int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *err) {
+    *out = NULL;
+    const struct iwp_gemm *g = iwp_gemm_get();
+    ggml_backend_buffer_type_t buft = amx_layout(b);
+    if (!g || !g->bulk || !buft || b->n_device > 1) return 0;
+    struct iwp_bulk *u = calloc(1, sizeof *u);
+    IWP_REQUIRE(u, err, IWP_ENOMEM, "out of memory");
+    u->g = g;
+    u->buft = buft;
+    u->n_thread = b->n_thread;
+    u->scratch = calloc((size_t)u->n_thread, sizeof *u->scratch);
+    bool enough = u->scratch != NULL;
+    for (int32_t i = 0; enough && i < u->n_thread; i++)
+        enough = (u->scratch[i] = aligned_alloc(ALIGN, iwp_gemm_bulk_scratch())) != NULL;
+    if (!enough) {
+        iwp_bulk_free(u);
+        return iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    }
+    for (int i = 0; i < N_FORM; i++) u->known[i] = try_form(u, i);
+    *out = u;
+    return 0;
+}
+
+void iwp_bulk_free(struct iwp_bulk *u) {
+    if (!u) return;
+    for (int32_t i = 0; u->scratch && i < u->n_thread; i++) free(u->scratch[i]);
+    free(u->scratch);
+    free(u);
+}
+
+bool iwp_bulk_takes(const struct iwp_bulk *u, const struct ggml_tensor *w) {
+    if (!u || !w || !w->buffer || ggml_backend_buffer_get_type(w->buffer) != u->buft) return false;
+    const int i = form_of(w->type);
+    return i >= 0 && u->known[i];
+}
+
+/* ---- nodes --------------------------------------------------------------------------------------- */
+
+struct node {
+    struct iwp_bulk *bulk;
+    struct iwp_deal deal;
+    int32_t n, k;              /* of the rows that are read */
+    struct iwp_gemm_norm norm; /* making rows */
+    int32_t cols;              /* of a unit of a product */
+    struct iwp_gemm_quant mat, gate;
+};
+
+static struct node *node_new(struct iwp_bulk *u, struct ggml_context *ctx, int32_t n, int32_t k) {
+    struct node *t = ggml_new_buffer(ctx, sizeof *t);
+    memset(t, 0, sizeof *t);
+    t->bulk = u;
+    t->n = n;
+    t->k = k;
+    return t;
+}
+
+static uint16_t *packed(const struct ggml_tensor *t) {
+    return (uint16_t *)(((uintptr_t)t->data + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
+}
+
+static struct iwp_bulk_rows rows_node(struct ggml_context *ctx, struct ggml_tensor *src, int32_t n,
+                                      int32_t k, ggml_custom_op_t run, struct node *node) {
+    const size_t size = iwp_gemm_size((size_t)n, (size_t)k) + ALIGN / sizeof(uint16_t);
+    return (struct iwp_bulk_rows){ggml_custom_4d(ctx, GGML_TYPE_BF16, (int64_t)size, 1, 1, 1, &src,
+                                                 1, run, GGML_N_TASKS_MAX, node),
+                                  k, n};
+}
+
+static void run_rows(struct ggml_tensor *y, int ith, int nth, void *user) {
+    (void)ith;
+    struct node *t = user;
+    const struct ggml_tensor *x = y->src[0];
+    const int64_t stride = (int64_t)(x->nb[1] / sizeof(float));
+    for (int32_t u; (u = iwp_deal_take(&t->deal, nth)) >= 0;)
+        t->bulk->g->pack_rows(packed(y), x->data, stride, u * 32,
+                              t->n - u * 32 < 32 ? t->n - u * 32 : 32, t->k, &t->norm);
+}
+
+struct iwp_bulk_rows iwp_bulk_rows(struct iwp_bulk *u, struct ggml_context *ctx,
+                                   struct ggml_tensor *x, struct ggml_tensor *w, float eps) {
+    const int32_t n = (int32_t)x->ne[1], k = (int32_t)x->ne[0];
+    struct node *t = node_new(u, ctx, n, k);
+    if (w) t->norm = (struct iwp_gemm_norm){w->data, NULL, eps, true};
+    t->deal.n_unit = (n + 31) / 32;
+    return rows_node(ctx, x, n, k, run_rows, t);
+}
+
+static struct iwp_gemm_quant quant(const struct ggml_tensor *w, const struct ggml_tensor *b) {
+    return (struct iwp_gemm_quant){w->data, b ? b->data : NULL, forms[form_of(w->type)].form,
+                                   (int32_t)w->ne[0], (int32_t)w->ne[1]};
+}
+
+/* Units of columns: as wide as the kernel likes, but two for every thread. */
+static void deal(struct node *t, int32_t most) {
+    const int32_t m = t->mat.m, share = m / (2 * t->bulk->n_thread) / 32 * 32;
+    t->cols = share < 32 ? 32 : share < most ? share : most;
+    t->deal.n_unit = (m + t->cols - 1) / t->cols;
+}
+
+static void run_product(struct node *t, const struct iwp_gemm_bulk *op, int ith, int nth) {
+    for (int32_t u; (u = iwp_deal_take(&t->deal, nth)) >= 0;) {
+        const int32_t left = t->mat.m - u * t->cols;
+        t->bulk->g->bulk(op, u * t->cols, left < t->cols ? left : t->cols, t->bulk->scratch[ith]);
+    }
+}
+
+static void run_linear(struct ggml_tensor *y, int ith, int nth, void *user) {
+    struct node *t = user;
+    const struct iwp_gemm_bulk op = {.rows = packed(y->src[0]),
+                                     .n = t->n,
+                                     .mat = t->mat,
+                                     .act = IWP_GEMM_NONE,
+                                     .y = y->data,
+                                     .res = y->src[1] ? y->src[1]->data : NULL,
+                                     .stride = (int64_t)(y->nb[1] / sizeof(float))};
+    run_product(t, &op, ith, nth);
+}
+
+struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx,
+                                    struct iwp_bulk_rows rows, struct ggml_tensor *w,
+                                    struct ggml_tensor *b, struct ggml_tensor *res) {
+    struct node *t = node_new(u, ctx, rows.n, rows.k);
+    t->mat = quant(w, b);
+    deal(t, IWP_GEMM_COLS);
+    assert(!res || ggml_is_contiguous(res));
+    struct ggml_tensor *args[2] = {rows.t, res};
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, w->ne[1], rows.n, 1, 1, args, res ? 2 : 1, run_linear,
+                          GGML_N_TASKS_MAX, t);
+}
+
+static void run_gated(struct ggml_tensor *y, int ith, int nth, void *user) {
+    struct node *t = user;
+    const struct iwp_gemm_bulk op = {.rows = packed(y->src[0]),
+                                     .n = t->n,
+                                     .mat = t->mat,
+                                     .gate = t->gate,
+                                     .act = IWP_GEMM_SILU,
+                                     .out = packed(y)};
+    run_product(t, &op, ith, nth);
+}
+
+struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx,
+                                    struct iwp_bulk_rows rows, struct ggml_tensor *const gate[2],
+                                    struct ggml_tensor *const up[2]) {
+    struct node *t = node_new(u, ctx, rows.n, rows.k);
+    t->mat = quant(up[0], up[1]);
+    t->gate = quant(gate[0], gate[1]);
+    deal(t, IWP_GEMM_COLS / 2);
+    return rows_node(ctx, rows.t, rows.n, t->mat.m, run_gated, t);
+}

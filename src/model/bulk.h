@@ -1,0 +1,38 @@
+/* Products of many rows with the decoder's quantised weights (struct iwp_gemm_bulk) as custom nodes.
+ *
+ * Decoding and short runs stay with ggml, whose AMX layout the weights have; from IWP_BULK_ROWS rows on
+ * our products read that same layout: no second copy, nothing to do at load.  The layout is ggml's own
+ * affair, so every type is tried on random weights first, and left to ggml where a number differs.
+ * Only on a CPU where this is faster (AMX), and only when it is the only device. */
+#ifndef IWP_MODEL_BULK_H
+#define IWP_MODEL_BULK_H
+
+#include "model/backend.h"
+
+enum { IWP_BULK_ROWS = 64 };
+
+struct iwp_bulk;
+/* *out is NULL where nothing is to be gained. */
+int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *err);
+void iwp_bulk_free(struct iwp_bulk *u); /* NULL is fine */
+/* A loaded weight can be multiplied here; false for u NULL. */
+bool iwp_bulk_takes(const struct iwp_bulk *u, const struct ggml_tensor *w);
+
+/* n rows of k numbers as an operand of products. */
+struct iwp_bulk_rows {
+    struct ggml_tensor *t;
+    int32_t k, n;
+};
+/* Of x [k, n], f32, RMS-normed when w is given. */
+struct iwp_bulk_rows iwp_bulk_rows(struct iwp_bulk *u, struct ggml_context *ctx,
+                                   struct ggml_tensor *x, struct ggml_tensor *w, float eps);
+/* rows · w + b + res: [m, n] f32.  b and res may be NULL. */
+struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx,
+                                    struct iwp_bulk_rows rows, struct ggml_tensor *w,
+                                    struct ggml_tensor *b, struct ggml_tensor *res);
+/* silu(rows · gate) * (rows · up) as rows again; weight and bias of each, the bias may be NULL. */
+struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx,
+                                    struct iwp_bulk_rows rows, struct ggml_tensor *const gate[2],
+                                    struct ggml_tensor *const up[2]);
+
+#endif
