@@ -25,7 +25,7 @@ struct iwp_bulk {
     const struct iwp_gemm *g;
     ggml_backend_buffer_type_t buft; /* ggml's AMX layout */
     int32_t n_thread;
-    bool known[N_FORM];
+    bool tried[N_FORM], known[N_FORM];
     void **scratch; /* [n_thread] */
 };
 
@@ -123,7 +123,6 @@ int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *er
         iwp_bulk_free(u);
         return iwp_err_set(err, IWP_ENOMEM, "out of memory");
     }
-    for (int i = 0; i < N_FORM; i++) u->known[i] = try_form(u, i);
     *out = u;
     return 0;
 }
@@ -135,10 +134,13 @@ void iwp_bulk_free(struct iwp_bulk *u) {
     free(u);
 }
 
-bool iwp_bulk_takes(const struct iwp_bulk *u, const struct ggml_tensor *w) {
+bool iwp_bulk_takes(struct iwp_bulk *u, const struct ggml_tensor *w) {
     if (!u || !w || !w->buffer || ggml_backend_buffer_get_type(w->buffer) != u->buft) return false;
     const int i = form_of(w->type);
-    return i >= 0 && u->known[i];
+    if (i < 0) return false;
+    if (!u->tried[i]) u->known[i] = try_form(u, i);
+    u->tried[i] = true;
+    return u->known[i];
 }
 
 /* ---- nodes --------------------------------------------------------------------------------------- */

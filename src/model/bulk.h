@@ -2,7 +2,7 @@
  *
  * Decoding and short runs stay with ggml, whose AMX layout the weights have; from IWP_BULK_ROWS rows on
  * our products read that same layout: no second copy, nothing to do at load.  The layout is ggml's own
- * affair, so every type is tried on random weights first, and left to ggml where a number differs.
+ * affair, so a type is tried on random weights before its first use, and left to ggml where a number differs.
  * Only on a CPU where this is faster (AMX), and only when it is the only device. */
 #ifndef IWP_MODEL_BULK_H
 #define IWP_MODEL_BULK_H
@@ -16,7 +16,7 @@ struct iwp_bulk;
 int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *err);
 void iwp_bulk_free(struct iwp_bulk *u); /* NULL is fine */
 /* A loaded weight can be multiplied here; false for u NULL. */
-bool iwp_bulk_takes(const struct iwp_bulk *u, const struct ggml_tensor *w);
+bool iwp_bulk_takes(struct iwp_bulk *u, const struct ggml_tensor *w);
 
 /* n rows of k numbers as an operand of products. */
 struct iwp_bulk_rows {

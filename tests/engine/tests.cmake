@@ -17,9 +17,9 @@ if(IWP_ENGINE)
   add_test(NAME engine/chat COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/test_chat.py $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)
   if(NOT IWP_SANITIZE AND NOT IWP_TSAN AND NOT IWP_COVERAGE)
-    add_test(NAME engine/bench-prefill COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/bench_prefill.sh ${CMAKE_BINARY_DIR}
+    add_test(NAME engine/bench-peer COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/bench_peer.sh ${CMAKE_BINARY_DIR}
              ${IWP_LLAMA_BUILD})
-    set_tests_properties(engine/bench-prefill PROPERTIES SKIP_RETURN_CODE 77)
+    set_tests_properties(engine/bench-peer PROPERTIES SKIP_RETURN_CODE 77)
   endif()
   add_test(NAME engine/video COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/test_video.py $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# bench_peer.sh BUILD LLAMA_BUILD: the comparison with llama-bench runs, prints a row with a ratio and writes it
+# as JSON; the ratio itself is not judged here.  Left out when llama-bench is not built (scripts/build-llama --peers).
+set -eu
+[ -x "$2/bin/llama-bench" ] || { echo "no llama-bench: left out (scripts/build-llama --peers)" && exit 77; }
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+out=$("$(dirname "$0")/../../scripts/bench-peer" prefill --build "$1" --shape qwen2-0.5b --layers 1 --type q8_0 -p 32 -r 2 -t 1 \
+      --json "$tmp/all.json")
+echo "$out"
+[ "$(grep -c '^| prefill' <<<"$out")" = 1 ]
+grep -qE '^\| prefill \| qwen2-0.5b q8_0, 1 layers, 32 rows \(-fa [01]\) \| t/s \| [0-9.]+ \| [0-9.]+ \| [0-9]+\.[0-9]{2} \|' <<<"$out"
+python3 -c 'import json, sys; r = json.load(open(sys.argv[1]))["rows"][0]; assert len(r["iwp_all"]) == len(r["llama_cpp_all"]) == 2' "$tmp/all.json"
