@@ -322,6 +322,12 @@ fail:
     return rc;
 }
 
+static int32_t count_separators(const struct iwp_input *in) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < in->n; i++) n += in->code[i] == IWP_CODE_SEPARATOR;
+    return n;
+}
+
 /* Asks the method.  sel's arrays are the caller's to free, also after a failure. */
 static int choose(struct iwp_session *s, const struct iwp_step *t, int32_t nv,
                   struct iwp_selection *sel, iwp_err *err) {
@@ -330,8 +336,14 @@ static int choose(struct iwp_session *s, const struct iwp_step *t, int32_t nv,
     struct iwp_params p = s->prune;
     void *ws = NULL;
     int rc = 0;
-    if (s->n_stage > 1) p.budget.n_keep = s->stage[t->stage].n_keep;
+    /* What a schedule counted; one plain cut leaves the rounding to the method. */
+    if (s->n_stage > 1 || p.budget.rule == IWP_RULE_LAYER_AVERAGE ||
+        p.budget.rule == IWP_RULE_MATCHED)
+        p.budget.n_keep = s->stage[t->stage].n_keep;
     IWP_TRY_GOTO(give(s, &g, t->stage, err));
+    /* Where the data decide (SparseVLM's rank) the plan is only a bound, and may exceed what is left. */
+    const int32_t left = nv - (p.budget.keep_separators == 1 ? count_separators(&g.in) : 0);
+    if (s->n_stage > 1 && p.budget.n_keep > left) p.budget.n_keep = left;
     IWP_TRY_GOTO(start_state(s, &g.in, err));
     int64_t bytes = iwp_select_workspace(&p, &g.in, exec, err);
     if (bytes < 0) {

@@ -291,10 +291,11 @@ static int run(const struct iwp_params *p, const struct iwp_input *in, void *sta
     int n = iwp_params_needs(p, in->stage, need, IWP_TENSOR_COUNT);
     IWP_TRY(check_shapes(in, need, n, err));
     if ((p->method->info.flags & IWP_METHOD_ENGINE_ONLY) && !in->project)
-        return iwp_err_set(err, IWP_EMISSING,
-                           "method %s is engine-only: the projector of a loaded model is missing, "
-                           "arrays are not enough",
-                           p->method->info.name);
+        return iwp_err_set(
+            err, IWP_EMISSING, "method %s is engine-only: %s missing, arrays are not enough",
+            p->method->info.name,
+            p->method->info.site == IWP_SITE_MEDIA ? "the picture, which it makes smaller, is"
+                                                   : "the projector of a loaded model is");
     if (p->method->check) IWP_TRY(p->method->check(v, err));
     if (!iwp_arena_counting(a) && !p->method->checks_finite)
         for (int i = 0; i < n; i++)

@@ -113,6 +113,51 @@ static void budgets(struct bench *b, const struct iwp_method *m) {
         }
 }
 
+/* A method with one cut meets an average over layers too: with a lower count than under `cut`. */
+static void averages(struct bench *b, const struct iwp_method *m) {
+    static const enum iwp_budget_rule rules[] = {IWP_RULE_LAYER_AVERAGE, IWP_RULE_MATCHED};
+    const struct iwp_method_info *info = iwp_method_info(m);
+    const bool one_cut = info->site == IWP_SITE_LAYER && !(info->flags & IWP_METHOD_MULTI_STAGE);
+    if (!one_cut || info->flags & IWP_METHOD_MAY_KEEP_ZERO || !strcmp(info->name, "none")) return;
+    for (int i = 0; i < 2; i++) {
+        struct iwp_params prune;
+        iwp_prompt *p;
+        iwp_err err = {0};
+        iwp_params_default(&prune, m);
+        prune.budget.keep = 0.8;
+        prune.budget.rule = rules[i];
+        prune.layer = 1;
+        CHECK_MSG(run(b, &prune, &p, &err) == 0, "%s %s: %s", b->tag, info->name, err.msg);
+        const struct iwp_session_stats st = iwp_session_stats(b->s);
+        const double L = iwp_engine_info(b->e).n_layer, first = L < 4 ? L : 4,
+                     want = i ? (first + 0.8 * (L - first)) / L : 0.8;
+        /* to half a token (one picture has six), or the separators that a method exempts */
+        CHECK_MSG(fabs(st.layer_average - want) <= fmax(0.03, 0.5 / st.n_visual),
+                  "%s %s rule %d: average %g, asked %g", b->tag, info->name, i, st.layer_average,
+                  want);
+        CHECK(i || st.n_visual < 50 || st.n_kept < 0.8 * st.n_visual - 1);
+        iwp_engine_prompt_free(p);
+    }
+}
+
+/* SparseVLM 1.0: every stage keeps what the rank of its attention says, at most what is left. */
+static void ranks(struct bench *b) {
+    struct iwp_params prune;
+    iwp_prompt *p;
+    iwp_err err = {0};
+    iwp_params_default(&prune, iwp_method_find("sparsevlm"));
+    CHECK_INT(iwp_params_parse(&prune, "rank=1,rank-scale=0.5", &err), 0);
+    for (int keep = 0; keep < 2; keep++) {
+        prune.budget.keep_separators = keep;
+        CHECK_MSG(run(b, &prune, &p, &err) == 0, "%s sparsevlm rank=1: %s", b->tag, err.msg);
+        const struct iwp_session_stats st = iwp_session_stats(b->s);
+        CHECK(st.n_stage > 1 && st.stage[0].visual_kept < st.n_visual);
+        for (int32_t i = 1; i < st.n_stage; i++)
+            CHECK(st.stage[i].visual_kept <= st.stage[i - 1].visual_kept);
+        iwp_engine_prompt_free(p);
+    }
+}
+
 /* The rows of merged groups differ from those of the plain tower, the others' groups are one token. */
 static void merging(struct bench *b) {
     struct iwp_params prune;
@@ -175,7 +220,9 @@ static void check_model(const char *model, const char *pictures[2], const char *
         for (int32_t i = 0; i < iwp_method_count(); i++) {
             keep_all(&b, iwp_method_at(i));
             budgets(&b, iwp_method_at(i));
+            if (n == 1) averages(&b, iwp_method_at(i));
         }
+        ranks(&b);
         merging(&b);
         free(b.full);
     }
