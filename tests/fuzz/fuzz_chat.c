@@ -13,10 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static iwp_prompter *prompter(void) {
     static iwp_prompter m;
     if (m.vocab) return &m;
-    char path[1024];
-    const char *slash = strrchr(__FILE__, '/');
-    snprintf(path, sizeof path, "%.*s/../data/golden/gguf/qwen2.5-vl.gguf",
-             slash ? (int)(slash - __FILE__) : 1, slash ? __FILE__ : ".");
+    static const char path[] = IWP_TEST_DATA "/golden/gguf/qwen2.5-vl.gguf";
     struct iwp_gguf *g;
     iwp_err err = {0};
     if (iwp_gguf_open(&g, path, &err) < 0 || iwp_vocab_new(&m.vocab, g, &err) < 0) {

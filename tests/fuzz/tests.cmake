@@ -18,5 +18,6 @@ foreach(f ${fuzzers})
   target_link_libraries(fuzz_${n} PRIVATE iwp_flags iwp_server iwp_eval iwp_convert iwp_view
     $<TARGET_NAME_IF_EXISTS:iwp_model> iwp_media iwp_prune iwp_io iwp_kern iwp_base)
   target_include_directories(fuzz_${n} PRIVATE ${CMAKE_SOURCE_DIR}/tests/fuzz)
+  target_compile_definitions(fuzz_${n} PRIVATE IWP_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
   add_dependencies(fuzzers fuzz_${n})
 endforeach()
