@@ -48,6 +48,7 @@ struct iwp_sched {
     bool stopped;
     struct iwp_progress *meter; /* or NULL */
     int32_t n_graph;            /* it counts on */
+    uint64_t form;              /* of the graph that memory was planned for; 0: none yet */
 };
 
 static void *address(ggml_backend_reg_t reg, const char *name) {
@@ -367,13 +368,45 @@ int iwp_sched_check_custom(const struct iwp_sched *s, iwp_err *err) {
     return 0;
 }
 
-int iwp_sched_replan(struct iwp_sched *s, iwp_err *err) {
+static int replan(struct iwp_sched *s, iwp_err *err) {
     IWP_REQUIRE(ggml_backend_sched_reserve(s->sched, s->graph), err, IWP_ENOMEM,
                 "out of memory for a graph of %d nodes", ggml_graph_n_nodes(s->graph));
     return 0;
 }
 
+int iwp_sched_replan(struct iwp_sched *s, iwp_err *err) {
+    return s->b->n_device > 1 ? replan(s, err) : 0;
+}
+
+/* Where a tensor stands in the graph's memory, which is the same for every graph of a form; 1 for what
+ * has memory of its own (weights, caches), 0 for none. */
+static uint64_t place_of(const struct iwp_sched *s, const struct ggml_tensor *t) {
+    const uintptr_t at = (uintptr_t)t, base = (uintptr_t)s->memory;
+    if (!t) return 0;
+    return at >= base && at < base + s->size ? 2 + (uint64_t)(at - base) : 1;
+}
+
+/* A number for which nodes there are, who reads whom and what must outlive the graph. */
+static uint64_t form_of(const struct iwp_sched *s) {
+    uint64_t h = 0xcbf29ce484222325;
+    for (int i = 0; i < ggml_graph_n_nodes(s->graph); i++) {
+        const struct ggml_tensor *t = ggml_graph_node(s->graph, i);
+        h = (h ^ ((uint64_t)t->op << 32 | (uint32_t)t->flags)) * 0x100000001b3;
+        h = (h ^ place_of(s, t->view_src)) * 0x100000001b3;
+        for (int j = 0; j < GGML_MAX_SRC; j++) {
+            const struct ggml_tensor *r = t->src[j];
+            h = (h ^ (place_of(s, r) << 8 | (r ? (uint32_t)r->flags & 255u : 0))) * 0x100000001b3;
+        }
+    }
+    return h;
+}
+
 int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err) {
+    if (s->b->n_device == 1) { /* on several, planning would rewrite the graph */
+        const uint64_t form = form_of(s);
+        if (form != s->form) IWP_TRY(replan(s, err));
+        s->form = form;
+    }
     IWP_REQUIRE(ggml_backend_sched_alloc_graph(s->sched, s->graph), err, IWP_ENOMEM,
                 "out of memory for a graph of %d nodes", ggml_graph_n_nodes(s->graph));
     return s->b->n_device > 1 ? iwp_sched_check_custom(s, err) : 0;

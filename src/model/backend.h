@@ -73,7 +73,7 @@ void iwp_sched_pin(struct iwp_sched *s, struct ggml_tensor *t, int32_t device);
 void iwp_sched_pin_custom(struct iwp_sched *s); /* all custom ops of the graph, to the CPU */
 int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err);
 /* Before pin and alloc of a graph whose nodes have the sizes of the last one's but other lifetimes: ggml
- * compares sizes alone, and would lay its outputs over each other. */
+ * compares sizes alone, and would lay its outputs over each other.  With one device alloc sees to it. */
 int iwp_sched_replan(struct iwp_sched *s, iwp_err *err);
 int iwp_sched_compute(struct iwp_sched *s, iwp_err *err);
 /* compute pauses between matrix products and asks cancel(ctx), which may run graphs of other schedulers;

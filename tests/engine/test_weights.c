@@ -195,6 +195,43 @@ TEST(custom_ops_stay) {
     iwp_backend_free(b);
 }
 
+/* A chain of four nodes; node `out` is read afterwards, beside the last. */
+static float chain(struct iwp_sched *s, int out) {
+    iwp_err err = {0};
+    struct ggml_context *ctx;
+    struct ggml_cgraph *graph;
+    struct ggml_tensor *t[5];
+    CHECK_INT(iwp_sched_begin(s, &ctx, &graph, &err), 0);
+    t[0] = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 64);
+    ggml_set_input(t[0]);
+    for (int i = 1; i < 5; i++) t[i] = ggml_scale(ctx, t[i - 1], 2);
+    ggml_set_output(t[out]);
+    ggml_set_output(t[4]);
+    ggml_build_forward_expand(graph, t[4]);
+    CHECK_INT(iwp_sched_alloc(s, &err), 0);
+    float x[64], y[64];
+    for (int i = 0; i < 64; i++) x[i] = 1;
+    ggml_backend_tensor_set(t[0], x, 0, sizeof x);
+    CHECK_INT(iwp_sched_compute(s, &err), 0);
+    ggml_backend_tensor_get(t[4], y, 0, sizeof y);
+    CHECK_NEAR(y[63], 16, 0);
+    ggml_backend_tensor_get(t[out], y, 0, sizeof y);
+    return y[63];
+}
+
+/* ggml reuses a plan of memory where node counts and sizes agree; which nodes are read is not among them. */
+TEST(outputs_take_turns) {
+    iwp_err err = {0};
+    struct iwp_backend *b;
+    struct iwp_sched *s;
+    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 1}, &err), 0);
+    CHECK_INT(iwp_sched_new(&s, b, 16, &err), 0);
+    static const int order[] = {4, 1, 4, 2, 1, 3};
+    for (int i = 0; i < 6; i++) CHECK_NEAR(chain(s, order[i]), 1 << order[i], 0);
+    iwp_sched_free(s);
+    iwp_backend_free(b);
+}
+
 int main(void) {
     write_file();
     test_layouts();
@@ -202,6 +239,7 @@ int main(void) {
     test_rpc_not_there();
     test_layer_devices();
     test_custom_ops_stay();
+    test_outputs_take_turns();
     unlink(path);
     return test_done();
 }
