@@ -92,6 +92,9 @@ with folder() as tmp:
     check("usage is unpruned", r["usage"]["prompt_tokens"] == u["prompt_tokens"])
     check("timings are pruned", r["timings"]["prompt_n"] == u["prompt_tokens"] - q["visual_in"] + q["visual_kept"], r["timings"])
     check("keep_tokens", s.chat(ask, prune={"method": "random", "keep_tokens": 9})[1]["prune"]["visual_kept"] == 9)
+    p = s.chat(ask, prune={"method": "tome", "keep": 0.5})[1]["prune"]  # merges inside the encoder: a row per block
+    check("merged inside the encoder", abs(p["visual_kept"] / p["visual_in"] - 0.5) < 0.05 and p["layer"] is None, p)
+    check("block after block", all(x["visual_kept"] >= y["visual_kept"] for x, y in zip(p["stages"], p["stages"][1:])), p)
     check("no report", "prune" not in s.chat(ask, prune={"method": "iwp", "keep": 0.5, "report": "none"})[1])
     check("streamed report", "prune" in json.loads(s.stream(ask, prune={"method": "iwp", "keep": 0.5})[-2]))
     check("tokens per layer", q["layer_tokens"] == [q["visual_in"]] * q["layer"] + [q["visual_kept"]] * (8 - q["layer"]), q)
