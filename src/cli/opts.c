@@ -117,12 +117,22 @@ static int set_choice(const struct iwp_opt *o, const char *where, const char *va
     return iwp_err_set(err, IWP_EINVAL, "%s: '%.40s' is not one of %s", where, value, o->choices);
 }
 
+/* Values cut at their commas.  They live as long as the process, like argv. */
+struct cut_value {
+    struct cut_value *next;
+    char text[];
+};
+static struct cut_value *cut_values;
+
 static int set_commas(struct iwp_strings *s, const char *where, const char *value, iwp_err *err) {
-    char *copy = malloc(strlen(value) + 1); /* lives as long as the process, like argv */
+    const size_t size = strlen(value) + 1;
+    struct cut_value *copy = malloc(sizeof *copy + size);
     IWP_REQUIRE(copy, err, IWP_ENOMEM, "out of memory");
-    strcpy(copy, value);
+    memcpy(copy->text, value, size);
+    copy->next = cut_values;
+    cut_values = copy;
     int rc = 0;
-    for (char *p = copy; rc == 0;) {
+    for (char *p = copy->text; rc == 0;) {
         char *comma = strchr(p, ',');
         if (comma) *comma = 0;
         if (!*p) {
@@ -130,10 +140,9 @@ static int set_commas(struct iwp_strings *s, const char *where, const char *valu
             break;
         }
         rc = strings_add(s, p, err);
-        if (!comma) return rc;
+        if (!comma) break;
         p = comma + 1;
     }
-    free(copy);
     return rc;
 }
 
