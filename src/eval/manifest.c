@@ -133,22 +133,38 @@ static int read_answers(struct iwp_eval_sample *s, iwp_err *err) {
                  &s->n_answer, err);
 }
 
-static int pick_scorer(struct iwp_eval_sample *s, const struct iwp_eval_task *t, const char *sub,
+/* Lines call a task by its name or by that of a subtask. */
+static bool is_called(const struct iwp_eval_task *t, const char *name) {
+    return !strcmp(t->name, name) ||
+           (t->subtasks && cJSON_GetObjectItemCaseSensitive(t->subtasks, name));
+}
+
+/* The task's scorer, or the line's when the task has none; beside a task's own the line may only repeat
+ * it.  `called`: the line's task, or NULL; where the command put the line into another task, its scorer
+ * was meant for the old one. */
+static int pick_scorer(struct iwp_eval_sample *s, const struct iwp_eval_task *t, const char *called,
                        iwp_err *err) {
     const char *named;
     IWP_TRY(optional_text(s->row, "scorer", &named, err));
-    const cJSON *v = sub ? cJSON_GetObjectItemCaseSensitive(t->subtasks, sub) : NULL;
+    const bool nll = named && !strcmp(named, "nll");
+    const struct iwp_scorer *scorer = named ? iwp_scorer_find(named) : NULL;
+    IWP_REQUIRE(!named || nll || scorer, err, IWP_EFORMAT, "no scorer is called '%.40s'", named);
+    const cJSON *v =
+        t->subtasks && called ? cJSON_GetObjectItemCaseSensitive(t->subtasks, called) : NULL;
     s->scorer = t->scorer;
     if (t->open_scorer && !s->n_choice) s->scorer = t->open_scorer;
     if (v) s->scorer = iwp_scorer_find(v->valuestring);
     s->nll = t->nll;
-    if (!s->scorer && !s->nll && named) {
-        s->nll = !strcmp(named, "nll");
-        if (!s->nll) s->scorer = iwp_scorer_find(named);
-        IWP_REQUIRE(s->nll || s->scorer, err, IWP_EFORMAT, "no scorer is called '%.40s'", named);
+    if (!s->scorer && !s->nll) {
+        s->scorer = scorer;
+        s->nll = nll;
     }
     IWP_REQUIRE(s->scorer || s->nll, err, IWP_EFORMAT,
                 "task '%s' is not built in and the line has no 'scorer'", t->name);
+    const bool moved = called && !is_called(t, called);
+    IWP_REQUIRE(!named || moved || (s->scorer == scorer && s->nll == nll), err, IWP_EFORMAT,
+                "scorer '%.40s' is not that of task '%s', which is %s", named, t->name,
+                s->nll ? "nll" : s->scorer->name);
     IWP_REQUIRE(!s->nll || t->aggregate == IWP_AGGREGATE_NLL, err, IWP_EFORMAT,
                 "scorer nll beside others in task '%s'", t->name);
     IWP_REQUIRE(!s->scorer || !s->scorer->wants_choices || s->n_choice || s->letter[0], err,
@@ -157,12 +173,8 @@ static int pick_scorer(struct iwp_eval_sample *s, const struct iwp_eval_task *t,
 }
 
 static struct iwp_eval_set *find_set(struct iwp_eval_data *d, const char *name) {
-    for (int32_t i = 0; i < d->n; i++) {
-        struct iwp_eval_task *t = d->set[i].task;
-        if (!strcmp(t->name, name) ||
-            (t->subtasks && cJSON_GetObjectItemCaseSensitive(t->subtasks, name)))
-            return &d->set[i];
-    }
+    for (int32_t i = 0; i < d->n; i++)
+        if (is_called(d->set[i].task, name)) return &d->set[i];
     return NULL;
 }
 
@@ -209,7 +221,7 @@ static int read_line(struct iwp_eval_data *d, const char *text, size_t n, int32_
     IWP_TRY_GOTO(optional_text(s.row, "id", &s.id, err));
     if (!s.id || !*s.id) IWP_FAIL(err, IWP_EFORMAT, "no 'id'");
     IWP_TRY_GOTO(optional_text(s.row, "task", &name, err));
-    const char *sub = name;
+    const char *called = name;
     if (task) name = task;
     if (!name) IWP_FAIL(err, IWP_EFORMAT, "no 'task'");
     IWP_TRY_GOTO(optional_text(s.row, "question", &question, err));
@@ -217,10 +229,10 @@ static int read_line(struct iwp_eval_data *d, const char *text, size_t n, int32_
     IWP_TRY_GOTO(optional_text(s.row, "category", &s.category, err));
     IWP_TRY_GOTO(optional_text(s.row, "group", &s.group, err));
     IWP_TRY_GOTO(get_set(d, name, s.row, task_dir, profile, &set, err));
-    if (set->task->subtasks && sub && !s.category) s.category = sub;
+    if (set->task->subtasks && called && !s.category) s.category = called;
     IWP_TRY_GOTO(read_media(&s, dir, err));
     IWP_TRY_GOTO(read_answers(&s, err));
-    IWP_TRY_GOTO(pick_scorer(&s, set->task, set->task->subtasks ? sub : NULL, err));
+    IWP_TRY_GOTO(pick_scorer(&s, set->task, called, err));
     s.max_new_tokens = set->task->max_new_tokens;
     const cJSON *m = cJSON_GetObjectItemCaseSensitive(s.row, "max_new_tokens");
     if (m && !iwp_json_get_int(m, 1, 1 << 20, &max_new))
@@ -312,7 +324,8 @@ int iwp_eval_data_add(struct iwp_eval_data *d, const char *path, const char *tas
     int rc = 0;
     if (slash) snprintf(dir, sizeof dir, "%.*s", slash == path ? 1 : (int)(slash - path), path);
     int32_t line = 0, n = 0;
-    for (size_t at = 0; at < map.size;) {
+    const size_t bom = map.size >= 3 && !memcmp(map.data, "\xef\xbb\xbf", 3) ? 3 : 0;
+    for (size_t at = bom; at < map.size;) {
         const char *p = (const char *)map.data + at, *e = memchr(p, '\n', map.size - at);
         const size_t len = e ? (size_t)(e - p) : map.size - at;
         at += len + 1;
