@@ -23,7 +23,7 @@ static int digits(const struct iwp_eval_book *b, int32_t task) {
 
 int iwp_eval_report_md(const struct iwp_eval_book *b, FILE *f) {
     const struct iwp_eval_run *run = &b->run;
-    char method[600], keep[32];
+    char method[600], keep[32], count[48];
     fprintf(f, "| method | keep |");
     for (int32_t t = 0; t < run->n_task; t++) fprintf(f, " %s |", run->task[t].task->title);
     fprintf(f, " Avg. %% | TTFT ms |\n|---|---|");
@@ -68,9 +68,11 @@ int iwp_eval_report_md(const struct iwp_eval_book *b, FILE *f) {
             fprintf(f, " – |\n");
     }
     fprintf(f, "\nModel %s, profile %s; n =", run->model, run->profile);
-    for (int32_t t = 0; t < run->n_task; t++)
-        fprintf(f, " %s %d%s", run->task[t].task->title, run->task[t].n,
-                t + 1 < run->n_task ? "," : "");
+    for (int32_t t = 0; t < run->n_task; t++) {
+        iwp_eval_n_text(b, t, count);
+        fprintf(f, " %s %s%s", run->task[t].task->title, count, t + 1 < run->n_task ? "," : "");
+    }
+    if (b->missing) fprintf(f, "; %d answers are missing", b->missing);
     fprintf(f, "; ± one standard error. TTFT: median, mean over tasks.\n");
     return 0;
 }

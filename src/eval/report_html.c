@@ -161,16 +161,18 @@ static const cJSON *paper_table(const struct iwp_eval_book *b, const cJSON *pape
 static void main_table(const struct iwp_eval_book *b, const cJSON *paper, FILE *f) {
     const struct iwp_eval_run *run = &b->run;
     const cJSON *table = paper ? paper_table(b, paper) : NULL;
+    char count[48];
     fputs("<h2 id=\"scores\">Scores</h2>\n<div class=\"scroll\"><table><thead><tr><th>method</th>",
           f);
     for (int32_t t = 0; t < run->n_task; t++) {
         fputs("<th>", f);
         iwp_html_text(f, run->task[t].task->title);
-        fprintf(f, "<br><small>%s, n=%d</small></th>",
+        iwp_eval_n_text(b, t, count);
+        fprintf(f, "<br><small>%s, n=%s</small></th>",
                 iwp_book_is_nll(b, t)                                 ? "nats ↓"
                 : run->task[t].task->aggregate == IWP_AGGREGATE_PAIRS ? "points"
                                                                       : "%",
-                run->task[t].n);
+                count);
     }
     fputs("<th>Avg. %</th></tr></thead><tbody>\n", f);
     for (int32_t k = 0; k < run->n_config; k++)

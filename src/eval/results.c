@@ -26,6 +26,22 @@ void iwp_eval_method_text(const struct iwp_eval_config *c, char out[600]) {
     snprintf(out, 600, "%s%s%s", c->prune, c->options[0] ? " " : "", c->options);
 }
 
+void iwp_eval_n_text(const struct iwp_eval_book *b, int32_t task, char out[48]) {
+    const int32_t all = b->run.task[task].n;
+    int32_t low = INT32_MAX, high = 0;
+    for (int32_t i = 0; i < b->n_row; i++) {
+        if (b->row[i].task != task) continue;
+        if (b->row[i].s.n < low) low = b->row[i].s.n;
+        if (b->row[i].s.n > high) high = b->row[i].s.n;
+    }
+    if (low < high)
+        snprintf(out, 48, "%d-%d of %d", low, high, all);
+    else if (high != all)
+        snprintf(out, 48, "%d of %d", high, all);
+    else
+        snprintf(out, 48, "%d", all);
+}
+
 void iwp_eval_book_free(struct iwp_eval_book *b) {
     for (int32_t i = 0; b->records && i < b->run.n_config * b->run.n_task; i++)
         iwp_eval_records_free(&b->records[i]);

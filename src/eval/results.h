@@ -59,6 +59,8 @@ int iwp_eval_lmms_write(const struct iwp_eval_book *b, const char *dir, iwp_err 
 
 /* "22.2%", "64 tokens", "100%" */
 void iwp_eval_keep_text(const struct iwp_eval_config *c, char out[32]);
+/* Samples of a task in the table: "40"; not all answered, or not by all: "20 of 40", "12-20 of 40". */
+void iwp_eval_n_text(const struct iwp_eval_book *b, int32_t task, char out[48]);
 /* Method with its options: "iwp lambda=5". */
 void iwp_eval_method_text(const struct iwp_eval_config *c, char out[600]);
 
