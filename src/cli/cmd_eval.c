@@ -23,7 +23,8 @@ static const struct iwp_opt run_opts[] = {
     {"--exact-times", NULL, IWP_OPT_FLAG, AT(exact_times), 0, 0, NULL,
      "run every prefill whole, so that its time is measured and not put together"},
     {"--allow-failures", NULL, IWP_OPT_FLAG, AT(allow_failures), 0, 0, NULL,
-     "go on when a method or budget cannot do the first question; its failures are recorded"},
+     "go on when a method or budget cannot do the first question, its failures are recorded; "
+     "exit 0 even when nothing was answered"},
     {"--paper", NULL, IWP_OPT_FLAG, AT(paper), 0, 0, NULL,
      "show the paper's figures beside ours where model and task match"},
     IWP_OPT_END};
@@ -82,35 +83,66 @@ static int lock_folder(const char *dir, iwp_err *err) {
     return 0;
 }
 
-static int join_folder(struct iwp_eval_run *r, const char *dir, iwp_err *err) {
-    struct iwp_eval_run old;
-    int rc = iwp_eval_run_read(&old, dir, err);
-    IWP_TRY(rc);
-    if (rc == 0) return iwp_eval_run_write(r, dir, err);
-    rc = iwp_eval_run_match(&old, r, dir, err);
-    if (rc >= 0 && (old.shard != r->shard || old.n_shard != r->n_shard))
+/* old: what the folder holds, with this run's tasks and configurations added; the caller frees it.
+ * Returns 0 when it is a new folder. */
+static int join_folder(struct iwp_eval_run *r, const char *dir, struct iwp_eval_run *old,
+                       iwp_err *err) {
+    int rc = iwp_eval_run_read(old, dir, err);
+    if (rc <= 0) return rc;
+    rc = iwp_eval_run_match(old, r, dir, err);
+    if (rc >= 0 && (old->shard != r->shard || old->n_shard != r->n_shard))
         rc = iwp_err_set(err, IWP_EINVAL,
                          "%.200s: holds results of another --shard; give another --out", dir);
-    if (rc >= 0 && strcmp(old.binary_hash, r->binary_hash)) {
+    if (rc >= 0 && strcmp(old->binary_hash, r->binary_hash)) {
         iwp_log(IWP_LOG_WARN, "eval: %s was begun by another build of iwp", dir);
-        memcpy(r->binary_hash, old.binary_hash, sizeof r->binary_hash);
+        memcpy(r->binary_hash, old->binary_hash, sizeof r->binary_hash);
     }
     /* What was measured before stays in the folder's list, so that its report has it. */
-    if (rc >= 0) rc = iwp_eval_run_merge(&old, r, err);
-    if (rc >= 0) rc = iwp_eval_run_write(&old, dir, err);
-    iwp_eval_run_free(&old);
-    return rc;
+    if (rc >= 0) rc = iwp_eval_run_merge(old, r, err);
+    return rc < 0 ? rc : 1;
+}
+
+/* Whether the row is one that this command asked for. */
+static bool asked(const struct iwp_eval_run *run, const struct iwp_eval_book *b,
+                  const struct iwp_eval_row *row) {
+    bool task = false, config = false;
+    for (int32_t i = 0; i < run->n_task; i++)
+        task = task || !strcmp(run->task[i].task->name, b->run.task[row->task].task->name);
+    for (int32_t i = 0; i < run->n_config; i++)
+        config = config || iwp_eval_config_same_row(&run->config[i], row->config);
+    return task && config;
+}
+
+/* A run without a single answer measured nothing: its records stay, but it is no success. */
+static int check_answers(const struct iwp_eval_run *run, const struct iwp_eval_book *b,
+                         iwp_err *err) {
+    const struct iwp_eval_record *first = NULL;
+    int32_t n = 0;
+    for (int32_t i = 0; i < b->n_row; i++) {
+        const struct iwp_eval_row *row = &b->row[i];
+        if (!asked(run, b, row)) continue;
+        if (!iwp_eval_summary_failed(&row->s)) return 0;
+        n += row->s.errors;
+        const struct iwp_eval_records *r =
+            &b->records[(row->config - b->run.config) * b->run.n_task + row->task];
+        if (!first && r->n) first = &r->at[0];
+    }
+    IWP_REQUIRE(n == 0, err, IWP_EINVAL,
+                "all %d answers failed, the first with: %.300s; give --allow-failures to take that",
+                n, first && first->error ? first->error : "no message");
+    return 0;
 }
 
 /* ---- the command ------------------------------------------------------------------------------------- */
 
 static int work(const struct args *a, const struct iwp_eval_args *grid,
                 struct iwp_model_args *model, iwp_err *err) {
-    struct iwp_eval_run run;
+    struct iwp_eval_run run, old;
     struct iwp_eval_data data = {0};
     struct iwp_eval_book book;
     struct iwp_eval_job job;
     memset(&run, 0, sizeof run);
+    memset(&old, 0, sizeof old);
     memset(&job, 0, sizeof job);
     memset(&book, 0, sizeof book);
     int rc = parse_shard(a->shard, &run.shard, &run.n_shard, err);
@@ -119,7 +151,8 @@ static int work(const struct args *a, const struct iwp_eval_args *grid,
     if (run.n_shard > 1) IWP_TRY_GOTO(iwp_eval_data_shard(&data, run.shard, run.n_shard, err));
     IWP_TRY_GOTO(iwp_eval_make_folders(a->out, err));
     IWP_TRY_GOTO(lock_folder(a->out, err));
-    IWP_TRY_GOTO(join_folder(&run, a->out, err));
+    IWP_TRY_GOTO(join_folder(&run, a->out, &old, err));
+    job.list = rc ? &old : &run;
     job.dir = a->out;
     job.exact_times = a->exact_times;
     job.allow_failures = a->allow_failures;
@@ -129,6 +162,7 @@ static int work(const struct args *a, const struct iwp_eval_args *grid,
     if (run.n_shard > 1) book.missing = 0;
     IWP_TRY_GOTO(iwp_eval_book_write(&book, a->out, a->paper, err));
     iwp_eval_report_md(&book, stdout);
+    if (!a->allow_failures) IWP_TRY_GOTO(check_answers(&run, &book, err));
     int32_t errors = 0;
     for (int32_t i = 0; i < book.n_row; i++) errors += book.row[i].s.errors;
     if (errors)
@@ -137,6 +171,7 @@ static int work(const struct args *a, const struct iwp_eval_args *grid,
 fail:
     iwp_eval_book_free(&book);
     iwp_eval_data_free(&data);
+    iwp_eval_run_free(&old);
     iwp_eval_run_free(&run);
     return rc;
 }

@@ -249,6 +249,10 @@ static int make_configs(struct iwp_eval_run *r, const struct iwp_eval_args *a, i
     int32_t *count = calloc((size_t)a->keep_tokens.n + 1, sizeof *count);
     int rc = keep && count ? read_budgets(a, keep, count, err)
                            : iwp_err_set(err, IWP_ENOMEM, "out of memory");
+    if (rc >= 0 && a->prune.n == 0 && (a->keep.n || a->keep_tokens.n))
+        rc = iwp_err_set(err, IWP_EINVAL,
+                         "%s without --prune: name the methods to try, like --prune none,iwp",
+                         a->keep.n ? "--keep" : "--keep-tokens");
     if (rc >= 0) rc = push_methods(r, a, keep, count, err);
     free(keep);
     free(count);

@@ -345,6 +345,17 @@ static int open_engine(struct grid *g, iwp_err *err) {
     return 0;
 }
 
+/* What was refused and never measured is no part of the folder's run. */
+static void unlist_refused(struct grid *g) {
+    struct iwp_eval_run *list = g->j->list;
+    if (!list) return;
+    for (int32_t k = 0; k < list->n_config; k++)
+        for (int32_t i = 0; i < g->j->run->n_config; i++)
+            if (g->refuse[i].code && !strcmp(list->config[k].dir, g->j->run->config[i].dir))
+                list->config[k].refused = !list->config[k].stored;
+    iwp_eval_run_write(list, g->j->dir, NULL); /* what is told is the refusal */
+}
+
 /* After the first question: when some configurations answered it, those that could not are refused
  * before more work is done; when none did, the question itself is bad and that is recorded. */
 static int end_first(struct grid *g, const struct iwp_eval_set *set, int32_t at, iwp_err *err) {
@@ -356,11 +367,13 @@ static int end_first(struct grid *g, const struct iwp_eval_set *set, int32_t at,
         else if (bad < 0)
             bad = i;
     g->first = false;
-    if (bad >= 0 && good > 0 && !g->j->allow_failures)
+    if (bad >= 0 && good > 0 && !g->j->allow_failures) {
+        unlist_refused(g);
         return iwp_err_set(err, IWP_EINVAL,
                            "%s cannot answer the first question: %.300s; leave it out or give "
                            "--allow-failures",
                            run->config[bad].dir, g->refuse[bad].msg);
+    }
     for (int32_t i = 0; i < run->n_config; i++) {
         const struct iwp_eval_answer none = {0};
         if (g->refuse[i].code)
@@ -471,16 +484,17 @@ int iwp_eval_run_grid(struct iwp_eval_job *j, iwp_err *err) {
     g.refuse = calloc((size_t)j->run->n_config + 1, sizeof *g.refuse);
     g.done = calloc((size_t)j->data->n + 1, sizeof *g.done);
     if (rc >= 0 && !(g.refuse && g.done)) rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");
-    for (int32_t i = 0; i < j->run->n_config && rc >= 0; i++) {
-        snprintf(path, sizeof path, "%s/%s", j->dir, j->run->config[i].dir);
-        rc = make_dir(path, err);
-    }
     const struct iwp_sampling sampling = {.frames = j->media.frames, .fps = j->media.fps};
     if (rc >= 0) rc = iwp_digests_open(&g.media, j->dir, sampling, err);
-    /* All of it before the first answer: a folder that does not fit is refused with no work done. */
+    /* All of it before the first answer: a folder that does not fit is refused and stays as it is. */
     for (int32_t i = 0; i < j->data->n && rc >= 0; i++) {
         rc = read_done(&g, &j->data->set[i], &g.done[i], err);
         g.total += (int64_t)j->data->set[i].n * j->run->n_config;
+    }
+    if (rc >= 0 && j->list) rc = iwp_eval_run_write(j->list, j->dir, err);
+    for (int32_t i = 0; i < j->run->n_config && rc >= 0; i++) {
+        snprintf(path, sizeof path, "%s/%s", j->dir, j->run->config[i].dir);
+        rc = make_dir(path, err);
     }
     iwp_progress_start(&g.progress, "eval", "answers", g.total);
     for (int32_t i = 0; i < j->data->n && rc >= 0; i++)

@@ -20,6 +20,7 @@ struct iwp_eval_work {
 struct iwp_eval_job {
     const char *dir;
     struct iwp_eval_run *run;
+    struct iwp_eval_run *list; /* for run.json, with what the folder had; NULL: none is written */
     struct iwp_eval_data *data;
     enum iwp_profile profile;
     struct iwp_engine_params engine;

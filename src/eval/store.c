@@ -89,6 +89,7 @@ static int read_run(struct iwp_eval_run *r, const cJSON *root, const char *path,
         c->keep = real_of(v, "keep");
         c->n_keep = int_of(v, "keep_tokens", 0);
         c->seed = int_of(v, "seed", -1);
+        c->stored = true;
         IWP_REQUIRE(c->dir[0] && c->dir[0] != '.' && !strchr(c->dir, '/') && c->prune[0], err,
                     IWP_EFORMAT, "%s: a configuration without folder or method", path);
     }
@@ -142,6 +143,7 @@ int iwp_eval_run_write(const struct iwp_eval_run *r, const char *dir, iwp_err *e
     iwp_json_open_array(&w, "configurations");
     for (int32_t i = 0; i < r->n_config; i++) {
         const struct iwp_eval_config *c = &r->config[i];
+        if (c->refused) continue;
         iwp_json_open_object(&w, NULL);
         iwp_json_put_string(&w, "folder", c->dir);
         iwp_json_put_string(&w, "prune", c->prune);
@@ -190,6 +192,14 @@ int iwp_eval_run_match(const struct iwp_eval_run *a, const struct iwp_eval_run *
     return 0;
 }
 
+/* Whether b has every configuration of a, in the same order. */
+static bool has_all(const struct iwp_eval_run *b, const struct iwp_eval_run *a) {
+    int32_t i = 0;
+    for (int32_t k = 0; k < b->n_config && i < a->n_config; k++)
+        if (!strcmp(a->config[i].dir, b->config[k].dir)) i++;
+    return i == a->n_config;
+}
+
 int iwp_eval_run_merge(struct iwp_eval_run *a, const struct iwp_eval_run *b, iwp_err *err) {
     struct iwp_eval_run_task *t = realloc(a->task, (size_t)(a->n_task + b->n_task + 1) * sizeof *t);
     IWP_REQUIRE(t, err, IWP_ENOMEM, "out of memory");
@@ -211,6 +221,15 @@ int iwp_eval_run_merge(struct iwp_eval_run *a, const struct iwp_eval_run *b, iwp
         realloc(a->config, (size_t)(a->n_config + b->n_config + 1) * sizeof *c);
     IWP_REQUIRE(c, err, IWP_ENOMEM, "out of memory");
     a->config = c;
+    if (has_all(b, a)) {
+        for (int32_t k = b->n_config - 1, i = a->n_config - 1; k >= 0; k--)
+            if (i >= 0 && !strcmp(c[i].dir, b->config[k].dir))
+                c[k] = c[i--];
+            else
+                c[k] = b->config[k];
+        a->n_config = b->n_config;
+        return 0;
+    }
     for (int32_t k = 0; k < b->n_config; k++) {
         int32_t i = 0;
         while (i < a->n_config && strcmp(a->config[i].dir, b->config[k].dir)) i++;

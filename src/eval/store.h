@@ -26,6 +26,8 @@ struct iwp_eval_config {
     int32_t seed;             /* -1: not a seeded method */
     struct iwp_params params; /* not stored */
     enum iwp_positions positions; /* not stored; in options */
+    bool stored;                  /* was read from run.json */
+    bool refused;                 /* is left out when run.json is written */
 };
 
 struct iwp_eval_run_task {
@@ -52,7 +54,7 @@ int iwp_eval_run_write(const struct iwp_eval_run *r, const char *dir, iwp_err *e
 /* Fails with what differs when two runs do not measure the same thing; grids may differ. */
 int iwp_eval_run_match(const struct iwp_eval_run *a, const struct iwp_eval_run *b, const char *dir,
                        iwp_err *err);
-/* Adds b's configurations and tasks to a. */
+/* Adds b's configurations and tasks to a; in b's order where b has all configurations of a in theirs. */
 int iwp_eval_run_merge(struct iwp_eval_run *a, const struct iwp_eval_run *b, iwp_err *err);
 
 bool iwp_eval_config_same_row(const struct iwp_eval_config *a, const struct iwp_eval_config *b);

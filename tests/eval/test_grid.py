@@ -65,6 +65,8 @@ with folder() as t:
     run(*several("many", methods), code=1, text="resize-0.5 cannot answer the first question")
     check(not os.path.exists(os.path.join(t, "many", "resize-0.5", "samples_toy.jsonl")), "refused, but written")
     check(len(read(t, "many", "iwp-0.5", "samples_toy.jsonl").split(b"\n")) == 2, "one answer before the refusal")
+    listed = [c["folder"] for c in json.loads(read(t, "many", "run.json"))["configurations"]]
+    check("resize-0.5" not in listed and "iwp-0.5" in listed, "refused, but in run.json: %s" % listed)
     run(*several("many", methods, "--allow-failures"))
     for m in methods.split(","):
         run(*several("alone", m, "--exact-times", "--allow-failures"))
@@ -87,6 +89,16 @@ with folder() as t:
     check(len(one) == 1 and abs(one[0]["kept"] - 0.5) < 0.02, "the stage of iwp: %s" % one)
     check(len(costs[("pyramiddrop", 0.5)]["stages"]) > 1, "the stages of pyramiddrop: %s" % costs[("pyramiddrop", 0.5)])
     check(b"layer_average,stages" in read(t, "many", "report.csv") and b"layer average" in read(t, "many", "report.html"), "costs in the reports")
+
+    # no answer at all is no success, whatever the folder holds from before; the failures are recorded
+    def only(name, *more):
+        return ["eval", *model, "-t", "1", "--tasks", manifest, "--prune", name, "--keep", "50%", "--out", os.path.join(t, "only"), *more]
+
+    run(*only("none"))
+    run(*only("resize"), code=1, text="all 5 answers failed, the first with: ")
+    check(len(lines(t, "only", "resize-0.5", "samples_toy.jsonl")) == 4, "failures recorded")
+    check([r["errors"] for r in json.loads(read(t, "only", "results.json"))["runs"] if r["prune"] == "resize"] == [4, 1], "failures counted")
+    run(*only("resize", "--allow-failures"))
 
     # the grid runs no row through a layer that it need not
     cost = json.loads(run("bench", "eval", *model, "-t", "1", "--tasks", manifest, "-o", "json",
@@ -133,7 +145,8 @@ with folder() as t:
     check(read(t, "killed", "results.json") == whole, "killed ten times: other results.json")
 
     # shards
-    run(*grid("s0", "--shard", "0/2"))
+    out = run(*grid("s0", "--shard", "0/2"))
+    check("; n = toy 2 of 4, said 1; ±" in out and b"n=2 of 4<" in read(t, "s0", "report.html"), "n of a shard: " + out)
     run(*grid("s1", "--shard", "1/2"))
     run("report", os.path.join(t, "s0"), os.path.join(t, "s1"), "--out", os.path.join(t, "merged"))
     check(read(t, "merged", "results.json") == whole, "merged shards differ")
@@ -145,6 +158,12 @@ with folder() as t:
     os.remove(os.path.join(t, "whole", "results.json"))
     run("report", os.path.join(t, "whole"))
     check(read(t, "whole", "results.json") == whole, "rebuilt report differs")
+
+    # answers that are not there are not counted
+    shutil.copytree(os.path.join(t, "whole"), os.path.join(t, "cut"))
+    write_lines(os.path.join(t, "cut", "iwp-0.5", "samples_toy.jsonl"), lines(t, "cut", "iwp-0.5", "samples_toy.jsonl")[:-1])
+    out = run("report", os.path.join(t, "cut"))
+    check("; n = toy 3-4 of 4, said 1; 1 answers are missing; ±" in out, "n of a cut file: " + out)
 
     # bad input
     run(*grid("whole", "--limit", "2"), code=1, text="another --limit")

@@ -43,7 +43,12 @@ def mistakes():
              (row(1, video=small), "both 'image' and 'video'"), (row(1, answer=None, reply="yes"), "none of 'answer', 'answers', 'choices'"),
              (row(1, answer=None, choices=["a", "b"]), "'choices' without 'answer'"), (row(1, choices=["a", "b"], answer="C"), "'answer' is no letter"),
              (row(1, scorer="guess"), "no scorer is called 'guess'"), (row(1, max_new_tokens=0), "'max_new_tokens'"),
-             (row(1, task="mme", category="count"), "needs 'group'"), (row(1, task="mme", group="g"), "needs 'category'"),
+             (row(1, task="mme", category="count", scorer=None), "needs 'group'"), (row(1, task="mme", group="g", scorer=None), "needs 'category'"),
+             (row(1, task="photo-yesno", scorer="guess"), "no scorer is called 'guess'"), (row(1, scorer="nll"), "scorer nll beside others"),
+             (row(1, task="photo-yesno", scorer="number"), "scorer 'number' is not that of task 'photo-yesno', which is yesno"),
+             (row(1, task="photo-yesno", scorer="nll"), "scorer 'nll' is not that of task 'photo-yesno', which is yesno"),
+             (row(1, task="photo-nll"), "scorer 'yesno' is not that of task 'photo-nll', which is nll"),
+             (row(1, task="gen-count"), "scorer 'yesno' is not that of task 'generated', which is number"),
              (row(1, task="unheard", scorer=None), "no 'scorer'"), (row(1, task=None), "no 'task'"), ([1], "not a JSON object")]
     for line, text in cases:
         path = manifest("m.jsonl", [row(0), line])
@@ -56,6 +61,19 @@ def mistakes():
     run(*grid(manifest("m.jsonl", []), "x"), code=1, text="no questions")
     check(not os.path.exists(os.path.join(t, "x")), "a folder was left by a refused command")
     run(*grid(manifest("m.jsonl", [row(0), row(0, task="other")]), "twice"))
+
+
+def accepted():
+    """A line may repeat its task's scorer; one that --tasks puts into another task is scored as that one says; a file may
+    begin with a byte order mark."""
+    path = manifest("own.jsonl", [row(0, task="photo-yesno"), row(1, task="gen-count", scorer="number"), row(2, task="photo-nll", scorer="nll")])
+    text = read(path)
+    with open(path, "wb") as f:
+        f.write(b"\xef\xbb\xbf" + text)
+    run(*grid(path, "own", prune="none"))
+    check([(r["task"], r["n"], r["errors"]) for r in results("own")] == [("photo-yesno", 1, 0), ("generated", 1, 0), ("photo-nll", 1, 0)],
+          "scorers repeated: %s" % results("own"))
+    run(*grid("photo-count=" + manifest("moved.jsonl", [row(0)]), "moved", prune="none"))
 
 
 def unreadable():
@@ -119,14 +137,16 @@ def changed_media():
         check(read(t, "two", "results.json") == whole, "results of the same pictures differ")
     # one bit in a file of the same size, touched a nanosecond later; one in a frame of a folder, at the same time
     picture, frame = os.path.join(here, "p.png"), os.path.join(t, "seen", "02.png")
+    listed, files = read(t, "two", "run.json"), sorted(os.listdir(os.path.join(t, "two")))
     for path in (picture, frame):
         old, st = read(path), os.stat(path)
         with open(path, "r+b") as f:
             f.seek(len(old) // 2)
             f.write(bytes([old[len(old) // 2] ^ 1]))
         os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns + (path == picture)))
-        run(*grid(a + "," + b, "two"), code=1, text="is not what it was when")
-        check(read(t, "two", "results.json") == whole, "a refused run changed the folder")
+        run(*grid(a + "," + b, "two", prune="none,iwp,fastv"), code=1, text="is not what it was when")
+        check(read(t, "two", "results.json") == whole and read(t, "two", "run.json") == listed and
+              sorted(os.listdir(os.path.join(t, "two"))) == files, "a refused run changed the folder")
         with open(path, "wb") as f:
             f.write(old)
     run(*grid(a + "," + b, "two"))
@@ -145,6 +165,8 @@ def refused():
     for value in ("nan", "inf", "0", "-1", "1.5", "x", "50%%"):
         run(*base, "--prune", "none", "--keep", value, code=2, text="--keep")
     run(*base, "--keep-tokens", "many", code=2, text="--keep-tokens")
+    run(*base, "--keep", ".1", code=2, text="--keep without --prune")
+    run(*base, "--keep-tokens", "9", code=2, text="--keep-tokens without --prune")
     check(not os.path.exists(os.path.join(t, "x")), "a folder was left by a refused command")
 
 
@@ -211,6 +233,6 @@ def video():
 
 with folder() as t:
     model = convert(t)
-    for part in (mistakes, unreadable, other_runs, changed_media, refused, limit, seeds, video):
+    for part in (mistakes, accepted, unreadable, other_runs, changed_media, refused, limit, seeds, video):
         part()
 finish()
