@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,21 +85,74 @@ fail:
     return rc;
 }
 
+/* The file a path means, in `out`: links are followed, the last one may point at nothing yet, which is
+ * why realpath() does not do.  Returns false with errno set. */
+static bool follow_links(const char *path, char out[PATH_MAX]) {
+    enum { MAX_LINKS = 40 };
+    size_t n = strlen(path);
+    errno = ENAMETOOLONG;
+    if (n >= PATH_MAX) return false;
+    memcpy(out, path, n + 1);
+    for (int i = 0; i < MAX_LINKS; i++) {
+        char link[PATH_MAX];
+        ssize_t len = readlink(out, link, sizeof link);
+        if (len < 0) return true; /* no link, or not there: opening it will tell */
+        const char *slash = strrchr(out, '/');
+        const size_t folder = link[0] == '/' || !slash ? 0 : (size_t)(slash + 1 - out);
+        errno = ENAMETOOLONG;
+        if (folder + (size_t)len >= PATH_MAX) return false;
+        memcpy(out + folder, link, (size_t)len);
+        out[folder + (size_t)len] = 0;
+    }
+    errno = ELOOP;
+    return false;
+}
+
+static bool same_inode(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Cuts a path into its folder (in place) and its name. */
+static const char *split_name(char path[PATH_MAX], char name[PATH_MAX]) {
+    char *slash = strrchr(path, '/');
+    snprintf(name, PATH_MAX, "%s", slash ? slash + 1 : path);
+    if (!slash) return ".";
+    slash[slash == path] = 0; /* "/name" lies in "/" */
+    return path;
+}
+
+bool iwp_file_same(const char *a, const char *b) {
+    char x[PATH_MAX], y[PATH_MAX], name_x[PATH_MAX], name_y[PATH_MAX];
+    if (same_inode(a, b)) return true;
+    if (!follow_links(a, x) || !follow_links(b, y)) return false;
+    const char *folder_x = split_name(x, name_x), *folder_y = split_name(y, name_y);
+    return strcmp(name_x, name_y) == 0 && same_inode(folder_x, folder_y);
+}
+
 enum { N_SLOT = 16 };
 static _Atomic(char *) pending[N_SLOT];
 
 int iwp_output_open(struct iwp_output *o, const char *path, iwp_err *err) {
     memset(o, 0, sizeof *o);
     o->slot = -1;
-    size_t n = strlen(path);
+    struct stat st;
+    char target[PATH_MAX];
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return iwp_err_set(err, IWP_EIO, "%s: cannot write: %s", path,
+                           S_ISDIR(st.st_mode) ? strerror(EISDIR)
+                                               : "it exists and is not a regular file");
+    IWP_REQUIRE(follow_links(path, target), err, IWP_EIO, "%s: cannot write: %s", path,
+                strerror(errno));
+    size_t n = strlen(target);
     o->path = malloc(n + 1);
     o->temp = malloc(n + 32);
     if (!o->path || !o->temp) {
         iwp_output_abort(o);
         return iwp_err_set(err, IWP_ENOMEM, "%s: out of memory", path);
     }
-    memcpy(o->path, path, n + 1);
-    snprintf(o->temp, n + 32, "%s.%ld.part", path, (long)getpid());
+    memcpy(o->path, target, n + 1);
+    snprintf(o->temp, n + 32, "%s.%ld.part", target, (long)getpid());
     int fd = open(o->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0) {
         int e = errno;
@@ -129,10 +183,7 @@ static void forget(struct iwp_output *o) {
 }
 
 int iwp_output_check(const char *path, iwp_err *err) {
-    struct stat st;
     struct iwp_output o;
-    IWP_REQUIRE(stat(path, &st) != 0 || !S_ISDIR(st.st_mode), err, IWP_EIO, "%s: cannot write: %s",
-                path, strerror(EISDIR));
     IWP_TRY(iwp_output_open(&o, path, err));
     iwp_output_abort(&o);
     return 0;

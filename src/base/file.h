@@ -2,6 +2,7 @@
 #ifndef IWP_BASE_FILE_H
 #define IWP_BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,8 +21,12 @@ void iwp_map_close(struct iwp_map *m); /* a zeroed map is fine */
 /* Reads a whole file of at most `max` bytes; caller frees *data.  One extra zero byte follows the data. */
 int iwp_file_read(const char *path, size_t max, uint8_t **data, size_t *size, iwp_err *err);
 
+/* Do both paths name one file, or would they once it is written?  Links are followed. */
+bool iwp_file_same(const char *a, const char *b);
+
 /* An output file under a temporary name beside its final one.  `_commit` flushes, syncs and renames;
  * `_abort` removes it and is a no-op after a commit, so that a single `fail:` label may call it.
+ * Links are followed; what exists and is no regular file (a device, a pipe) is refused, not replaced.
  * A signal handler may call iwp_output_abort_all() (async-signal-safe) to leave nothing behind. */
 struct iwp_output {
     FILE *file;

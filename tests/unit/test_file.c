@@ -41,6 +41,52 @@ TEST(output) {
     CHECK(strstr(e.msg, "/nonexistent-folder/x") != NULL);
 }
 
+TEST(output_special) {
+    iwp_err e;
+    struct iwp_output o;
+    struct stat st;
+    char fifo[64], link[64], target[64], loop[64];
+    snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+    snprintf(link, sizeof link, "%s/link", dir);
+    snprintf(target, sizeof target, "%s/target", dir);
+    snprintf(loop, sizeof loop, "%s/loop", dir);
+    CHECK_INT(mkfifo(fifo, 0600), 0);
+    const char *const refused[] = {fifo, "/dev/null", dir};
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(iwp_output_open(&o, refused[i], &e), IWP_EIO);
+        CHECK(strstr(e.msg, refused[i]) != NULL);
+        CHECK_INT(iwp_output_check(refused[i], &e), IWP_EIO);
+    }
+    CHECK(lstat(fifo, &st) == 0 && S_ISFIFO(st.st_mode));
+    CHECK_INT(symlink("loop", loop), 0);
+    CHECK_INT(iwp_output_open(&o, loop, &e), IWP_EIO);
+
+    CHECK_INT(symlink("target", link), 0);
+    for (int i = 0; i < 2; i++) { /* to nothing yet, then to a file */
+        CHECK(iwp_file_same(link, target) && !iwp_file_same(link, path));
+        CHECK_INT(iwp_output_open(&o, link, &e), 0);
+        fprintf(o.file, "%.*s", i + 1, "ab");
+        CHECK_INT(iwp_output_commit(&o, &e), 0);
+        CHECK(lstat(link, &st) == 0 && S_ISLNK(st.st_mode));
+        CHECK(lstat(target, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == i + 1);
+    }
+    unlink(fifo);
+    unlink(link);
+    unlink(target);
+    unlink(loop);
+}
+
+TEST(same) {
+    char dotted[80], absent[80], absent2[80];
+    snprintf(dotted, sizeof dotted, "%s/./f", dir);
+    snprintf(absent, sizeof absent, "%s/x", dir);
+    snprintf(absent2, sizeof absent2, "%s/.//x", dir);
+    CHECK(iwp_file_same(path, dotted) && iwp_file_same(absent, absent2));
+    CHECK(!iwp_file_same(path, absent) && !iwp_file_same(absent, "x"));
+    CHECK(iwp_file_same("/iwp-absent", "/./iwp-absent") && iwp_file_same("x", "./x"));
+    CHECK(!iwp_file_same("/nonexistent-folder/x", "/nonexistent-other/x"));
+}
+
 TEST(read_back) {
     iwp_err e;
     uint8_t *d;
@@ -64,6 +110,8 @@ int main(void) {
     if (!mkdtemp(dir)) return 1;
     snprintf(path, sizeof path, "%s/f", dir);
     test_output();
+    test_output_special();
+    test_same();
     test_read_back();
     unlink(path);
     rmdir(dir);
