@@ -88,10 +88,8 @@ static void main_name(const struct iwp_opt *o, char *out, size_t cap) {
     }
 }
 
-static void env_name(const struct iwp_opt *o, char *out, size_t cap) {
-    char buf[64];
-    main_name(o, buf, sizeof buf);
-    const char *p = buf;
+static void env_name(const char *flag, char *out, size_t cap) {
+    const char *p = flag;
     while (*p == '-') p++;
     size_t n = (size_t)snprintf(out, cap, "IWP_ARG_");
     for (; *p && n + 1 < cap; p++) out[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
@@ -281,12 +279,22 @@ bool iwp_opts_given(const char *name) {
     return s && (s->from_args || s->from_env);
 }
 
+/* The variable of this flag, when it is set: its name in `name`. */
+static const char *env_value(const char *flag, char *name, size_t cap) {
+    env_name(flag, name, cap);
+    const char *v = getenv(name);
+    return v && *v ? v : NULL;
+}
+
+/* The main name's variable wins over those of the other long names. */
 static int read_env(iwp_err *err) {
     for (int i = 0; i < n_slot; i++) {
-        char name[80];
-        env_name(slots[i].opt, name, sizeof name);
-        const char *v = getenv(name);
-        if (v && *v) IWP_TRY(set_value(&slots[i], name, v, true, err));
+        char flag[64], name[80];
+        main_name(slots[i].opt, flag, sizeof flag);
+        const char *v = env_value(flag, name, sizeof name), *p = slots[i].opt->names;
+        while (!v && (p = next_name(p, flag, sizeof flag)))
+            if (flag[1] == '-') v = env_value(flag, name, sizeof name);
+        if (v) IWP_TRY(set_value(&slots[i], name, v, true, err));
     }
     return 0;
 }

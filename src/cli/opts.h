@@ -1,8 +1,8 @@
 /* The option table: one array describes flags, environment names, checks and `--help`.
  *
  * Spelling is llama.cpp's: single-dash names of several letters (-ngl, -ctk), `--name value` and
- * `--name=value`.  Every option also reads IWP_ARG_<NAME> (its first long name, upper case, - as _);
- * the command line wins.  A command binds several groups of options, each to a struct of its own, so
+ * `--name=value`.  Every option also reads IWP_ARG_<NAME> (a long name, upper case, - as _; the
+ * first that is set counts); the command line wins.  A command binds several groups of options, each to a struct of its own, so
  * that groups (logging, pruning, sampling) are written once.
  *
  * Every mistake is one error line; unknown names suggest the nearest known one. */

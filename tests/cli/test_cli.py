@@ -327,6 +327,8 @@ def test_environment():
           == select("--keep", "0.222", "--opt", "selector=topk")["keep_hash"], "IWP_ARG_PRUNE_OPT")
     check(select("--keep", "0.222", "--opt", "lambda=5", env={"IWP_ARG_PRUNE_OPT": "selector=topk"})["keep_hash"]
           == base["keep_hash"], "a list on the command line replaces the environment's")
+    refused(["select", GOOD, "--keep", "0.222"], 2, "lamda", env={"IWP_ARG_OPT": "lamda=3"})
+    check(select("--keep", "0.222", env={"IWP_ARG_METHOD": "uniform"})["method"] == "uniform", "IWP_ARG_METHOD")
     check("scores" in select("--keep", "0.222", env={"IWP_ARG_SCORES": "1"}), "IWP_ARG_SCORES")
     refused(["select", GOOD], 2, "IWP_ARG_KEEP", env={"IWP_ARG_KEEP": "7"})
     refused(["select", GOOD], 2, "IWP_ARG_THREADS", env={"IWP_ARG_THREADS": "many"})

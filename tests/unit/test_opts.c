@@ -21,7 +21,7 @@ static const struct iwp_opt opts[] = {
     {"--keep", "R", IWP_OPT_KEEP, AT(keep), 0, 0, NULL, "kept"},
     {"--rate", "R", IWP_OPT_DROP, AT(keep), 0, 0, NULL, "removed"},
     {"-p, --prompt", "TEXT", IWP_OPT_TEXT, AT(text), 0, 0, NULL, "a text"},
-    {"--opt", "K=V", IWP_OPT_LIST, AT(list), 0, 0, NULL, "repeatable"},
+    {"--opt, --option", "K=V", IWP_OPT_LIST, AT(list), 0, 0, NULL, "repeatable"},
     {"--image", "FILE", IWP_OPT_COMMAS, AT(commas), 0, 0, NULL, "repeatable and split"},
     {"--mode", "M", IWP_OPT_CHOICE, AT(choice), 0, 0, "one|two|three", "a choice"},
     IWP_OPT_END};
@@ -100,7 +100,13 @@ TEST(environment) {
     CHECK_INT(PARSE("--flag"), IWP_EINVAL);
     CHECK(strstr(err.msg, "IWP_ARG_GPU_LAYERS") != NULL);
     unsetenv("IWP_ARG_GPU_LAYERS");
+    setenv("IWP_ARG_OPTION", "other name", 1);
+    CHECK_INT(PARSE("--flag"), 0);
+    CHECK(a.list.n == 1 && strcmp(a.list.at[0], "env") == 0); /* the main name wins */
     unsetenv("IWP_ARG_OPT");
+    CHECK_INT(PARSE("--flag"), 0);
+    CHECK(a.list.n == 1 && strcmp(a.list.at[0], "other name") == 0);
+    unsetenv("IWP_ARG_OPTION");
 }
 
 TEST(wrapping) {
