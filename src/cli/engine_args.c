@@ -183,7 +183,11 @@ int iwp_engine_prune(const struct iwp_prune_args *a, struct iwp_params *p, bool 
 }
 
 void iwp_engine_prune_note(const struct iwp_prune_args *a) {
-    if (!a->method || strcmp(a->method, "none") == 0 || a->keep > 0 || a->keep_tokens > 0) return;
+    const bool budget = a->keep > 0 || a->keep_tokens > 0;
+    if (!a->method && budget)
+        iwp_log(IWP_LOG_INFO, "%s has no effect without --prune METHOD (for example --prune iwp)",
+                a->keep_tokens > 0 ? "--keep-tokens" : "--keep");
+    if (!a->method || strcmp(a->method, "none") == 0 || budget) return;
     iwp_log(IWP_LOG_INFO, "--prune %s without --keep keeps all visual tokens; try --keep 22.2%%",
             a->method);
 }

@@ -69,9 +69,11 @@ def pictures(d, base, picture):
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--prune", "iwp"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     check("without --keep keeps all" in said.stderr, "a method without a budget: " + said.stderr)
     check(json.loads(said.stdout)["tokens"]["visual_kept"] == got["tokens"]["visual"], "a method without a budget keeps all")
+    said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--keep", "0.5"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    check("--keep has no effect without --prune" in said.stderr, "a budget without a method: " + said.stderr)
     for flags in (cut, []):
         said = subprocess.run([PROGRAM, *ask, "-lv", "3", *flags], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
-        check("without --keep" not in said.stderr, "no note when there is a budget, or no method")
+        check("without --" not in said.stderr, "no note when there is a budget, or no method")
         check(all(len(x) <= 80 for x in said.stderr.splitlines()) and all(x in said.stderr for x in ("visual", "ttft", "KV")), "summary: " + said.stderr)
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", *cut, "--overlay", d + "/o.jpg"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     check(said.returncode == 2 and "--overlay" in said.stderr and ".png" in said.stderr and not os.path.exists(d + "/o.jpg"), "--overlay o.jpg: " + said.stderr)
