@@ -33,6 +33,19 @@ int iwp_cli_usage(const char *cmd, const iwp_err *err);
 /* What -o FORMAT (NULL: not given) says, beside --json: text or json. */
 int iwp_cli_output(const char *format, bool *json, iwp_err *err);
 
+/* --overlay FILE.png (NULL: not given): PNG is what is drawn. */
+int iwp_cli_overlay(const char *path, iwp_err *err);
+
+/* A file and the flag (or argument) that names it; path NULL: not given. */
+struct iwp_cli_file {
+    const char *flag, *path;
+};
+/* None of the n outputs is this other file of the command. */
+int iwp_cli_apart(const struct iwp_cli_file *out, int32_t n, const char *flag, const char *path,
+                  iwp_err *err);
+/* The outputs are n different files. */
+int iwp_cli_outputs(const struct iwp_cli_file *out, int32_t n, iwp_err *err);
+
 /* Logging flags. */
 struct iwp_log_args {
     bool verbose, timestamps;

@@ -2,7 +2,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -33,7 +32,7 @@ static const struct iwp_opt run_opts[] = {
     {"--prune-dump", "FILE", IWP_OPT_TEXT, AT(prune_dump), 0, 0, NULL,
      "what was kept, as .json, .svg or .png"},
     {"--dump-tensors", "FILE", IWP_OPT_TEXT, AT(dump), 0, 0, NULL,
-     "write what was computed on the way as safetensors"},
+     "write what was computed on the way as safetensors; `iwp select` reads it"},
     IWP_OPT_END};
 #undef AT
 
@@ -159,15 +158,31 @@ static int once(struct iwp_run_job *j, iwp_err *err) {
     return rc;
 }
 
+/* Before anything is written, messages too. */
+static int check_files(const struct iwp_run_job *j, const struct iwp_log_args *log, iwp_err *err) {
+    const struct iwp_run_args *a = &j->args;
+    const struct iwp_cli_file out[] = {{"--overlay", a->overlay},
+                                       {"--dump-tensors", a->dump},
+                                       {"--prune-dump", a->prune_dump},
+                                       {"--log-file", log->file}};
+    enum { N_OUT = sizeof out / sizeof out[0] };
+    IWP_TRY(iwp_cli_outputs(out, N_OUT, err));
+    IWP_TRY(iwp_cli_apart(out, N_OUT, "-m", j->model.model, err));
+    IWP_TRY(iwp_cli_apart(out, N_OUT, "-mm", j->model.mmproj, err));
+    for (int32_t i = 0; i < a->image.n; i++)
+        IWP_TRY(iwp_cli_apart(out, N_OUT, "--image", a->image.at[i], err));
+    for (int32_t i = 0; i < a->video.n; i++)
+        IWP_TRY(iwp_cli_apart(out, N_OUT, "--video", a->video.at[i], err));
+    return 0;
+}
+
 static int check_flags(struct iwp_run_job *j, iwp_err *err) {
     struct iwp_run_args *a = &j->args;
     IWP_TRY(iwp_cli_output(a->output, &a->json, err));
     IWP_REQUIRE(a->prompt || !a->json, err, IWP_EINVAL, "--json needs a question, give -p");
     IWP_REQUIRE(!a->prompt || !a->overlay || a->image.n + a->video.n > 0, err, IWP_EINVAL,
                 "--overlay: the prompt has no picture to draw on, give --image");
-    const char *ending = a->overlay ? strrchr(a->overlay, '.') : NULL;
-    IWP_REQUIRE(!a->overlay || (ending && strcasecmp(ending, ".png") == 0), err, IWP_EINVAL,
-                "--overlay: '%.100s' does not end in .png, and PNG is what is drawn", a->overlay);
+    IWP_TRY(iwp_cli_overlay(a->overlay, err));
     IWP_REQUIRE(a->prompt || !iwp_model_args_raw(&j->model), err, IWP_EINVAL,
                 "--chat-template none needs a prompt, give -p");
     if (a->prune_dump) {
@@ -223,6 +238,7 @@ int iwp_cmd_run(int argc, char **argv) {
     int code = 0;
     int rc = iwp_opts_parse(&command, groups, argc, argv, &none, &err);
     if (rc > 0) goto done;
+    if (rc >= 0) rc = check_files(&j, &log, &err);
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
     if (rc >= 0) rc = check_flags(&j, &err);
     if (rc < 0) {

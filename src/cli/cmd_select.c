@@ -69,7 +69,8 @@ static const struct iwp_command command = {
     .about = "Runs one pruning method on the arrays of one decoder layer and prints which visual "
              "tokens it keeps. No model is needed. The file holds `visual` u8 [S] (0 template, 1 "
              "visual, 2 separator, 3 the user's text) and what the method reads, see `iwp methods "
-             "NAME`; f32, f16 and bf16 are fine. Indices count visual tokens from 0.",
+             "NAME`; f32, f16 and bf16 are fine. `iwp run --prune METHOD --dump-tensors FILE` "
+             "writes such a file for a picture. Indices count visual tokens from 0.",
     .examples = examples,
     .min_args = 1,
     .max_args = 1,
@@ -409,6 +410,16 @@ static int draw(const struct job *j, const struct args *a, iwp_err *err) {
     return rc;
 }
 
+/* Before anything is written, messages too. */
+static int check_files(const char *file, const struct args *a, const struct iwp_log_args *logs,
+                       iwp_err *err) {
+    const struct iwp_cli_file out[] = {{"--overlay", a->overlay}, {"--log-file", logs->file}};
+    IWP_TRY(iwp_cli_outputs(out, 2, err));
+    IWP_TRY(iwp_cli_apart(out, 2, "FILE.safetensors", file, err));
+    IWP_TRY(iwp_cli_apart(out, 2, "--image", a->image, err));
+    return iwp_cli_overlay(a->overlay, err);
+}
+
 int iwp_cmd_select(int argc, char **argv) {
     struct args a = {0};
     struct iwp_prune_args prune = IWP_PRUNE_ARGS_DEFAULT;
@@ -423,6 +434,7 @@ int iwp_cmd_select(int argc, char **argv) {
     iwp_err err = {0};
     int code = 0, rc = iwp_opts_parse(&command, groups, argc, argv, &files, &err);
     if (rc == 1) goto done;
+    if (rc >= 0) rc = check_files(files.at[0], &a, &logs, &err);
     if (rc >= 0) rc = iwp_log_args_apply(&logs, &err);
     if (rc >= 0) rc = iwp_cli_output(a.output, &a.json, &err);
     if (rc >= 0) rc = iwp_prune_args_params(&prune, "iwp", &j.params, &err);

@@ -2,8 +2,10 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/err.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "cli/cmd.h"
 
@@ -25,6 +27,26 @@ int iwp_cli_output(const char *format, bool *json, iwp_err *err) {
                 "-o: '%.30s' is not one of text|json", format);
     IWP_REQUIRE(!text || !*json, err, IWP_EINVAL, "--json and -o text exclude each other");
     *json = !text;
+    return 0;
+}
+
+int iwp_cli_overlay(const char *path, iwp_err *err) {
+    const char *ending = path ? strrchr(path, '.') : NULL;
+    IWP_REQUIRE(!path || (ending && strcasecmp(ending, ".png") == 0), err, IWP_EINVAL,
+                "--overlay: '%.100s' does not end in .png, and PNG is what is drawn", path);
+    return 0;
+}
+
+int iwp_cli_apart(const struct iwp_cli_file *out, int32_t n, const char *flag, const char *path,
+                  iwp_err *err) {
+    for (int32_t i = 0; path && i < n; i++)
+        IWP_REQUIRE(!out[i].path || !iwp_file_same(out[i].path, path), err, IWP_EINVAL,
+                    "%s and %s name the same file: %.200s", out[i].flag, flag, path);
+    return 0;
+}
+
+int iwp_cli_outputs(const struct iwp_cli_file *out, int32_t n, iwp_err *err) {
+    for (int32_t i = 1; i < n; i++) IWP_TRY(iwp_cli_apart(out, i, out[i].flag, out[i].path, err));
     return 0;
 }
 

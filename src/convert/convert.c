@@ -375,7 +375,7 @@ static int convert_hf(const struct iwp_convert_params *p, uint32_t type, uint32_
     int rc = 0;
     IWP_REQUIRE(p->mmproj, err, IWP_EINVAL,
                 "--mmproj FILE is needed: the vision part goes into a file of its own");
-    IWP_REQUIRE(strcmp(p->out, p->mmproj) != 0, err, IWP_EINVAL,
+    IWP_REQUIRE(!iwp_file_same(p->out, p->mmproj), err, IWP_EINVAL,
                 "--mmproj and -o name the same file");
     IWP_TRY_GOTO(iwp_hf_read_config(&c, p->in, err));
     IWP_TRY_GOTO(iwp_hf_open_weights(&weights, p->in, err));

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -382,6 +383,27 @@ def test_no_leftovers():
     with open("/dev/full", "w") as full:
         p = subprocess.run([PROGRAM, "select", GOOD, "--keep", "0.5", "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
     check(p.returncode == 1 and "cannot write" in p.stderr and len(p.stderr.splitlines()) == 1, f"full disk: {p.returncode} {p.stderr}")
+
+
+def test_outputs():
+    """An output replaces nothing but a file, and none that the same command reads or writes."""
+    cut = ["select", GOOD, "--keep", "0.2"]
+    fifo, jpg, link = (os.path.join(TMP, n) for n in ("fifo.png", "x.jpg", "link.png"))
+    os.mkfifo(fifo)
+    refused([*cut, "--overlay", fifo], 1, "fifo.png", "not a regular file")
+    check(stat.S_ISFIFO(os.lstat(fifo).st_mode), "the FIFO stays one")
+    refused([*cut, "--overlay", jpg], 2, "--overlay", ".png")
+    check(not os.path.exists(jpg), "no PNG under the name of a JPEG")
+    os.symlink("good.safetensors", link)
+    with open(GOOD, "rb") as f:
+        before = f.read()
+    refused([*cut, "--overlay", GOOD], 2, "--overlay", "FILE.safetensors")
+    refused([*cut, "--overlay", link], 2, "--overlay", "FILE.safetensors")
+    refused([*cut, "--log-file", GOOD], 2, "--log-file", "FILE.safetensors")
+    refused([*cut, "--overlay", fifo, "--image", fifo], 2, "--overlay", "--image")
+    refused([*cut, "--overlay", TMP + "/new.png", "--log-file", TMP + "/./new.png"], 2, "--overlay", "--log-file")
+    with open(GOOD, "rb") as f:
+        check(f.read() == before, "the input stays as it was")
 
 
 def test_log():

@@ -23,6 +23,7 @@ python3 -c "import json, sys; json.load(open(sys.argv[1]))" "$t/out" || bad=1
 check 0 "" "$iwp" inspect "$golden"
 check 2 "-o FILE is needed" "$iwp" convert "$golden"
 check 2 "--mmproj" "$iwp" convert "$golden" -o "$t/x.gguf"
+check 2 "the same file" "$iwp" convert "$golden" -o "$t/x.gguf" --mmproj "$t/./x.gguf"
 check 2 "q9" "$iwp" convert "$golden" -o "$t/x.gguf" --mmproj "$t/y.gguf" --type q9
 check 1 "no such file" "$iwp" convert "$t/absent" -o "$t/x.gguf"
 check 1 "cannot write" "$iwp" convert "$golden" -o "$t/none/x.gguf" --mmproj "$t/y.gguf"

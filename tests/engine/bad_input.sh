@@ -51,6 +51,12 @@ for flag in --dump-tensors --overlay --prune-dump; do
     expect 1 "nodir" -m "$dir/nowhere.gguf" "${q[@]}" --image "$picture" $flag "$dir/nodir/x.png"
     expect 1 "directory" -m "$dir/nowhere.gguf" "${q[@]}" --image "$picture" $flag "$dir/sub.png"
 done
+# Files are neither read and written, nor written twice, by one command.
+cp "$picture" "$dir/in.png"
+expect 2 "--overlay and --image name" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$dir/in.png" --overlay "$dir/in.png"
+expect 2 "--dump-tensors and -m name" "${m[@]}" "${q[@]}" --dump-tensors "$dir/./m.gguf"
+expect 2 "--overlay and --prune-dump name" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --overlay "$dir/x.png" --prune-dump "$dir/x.png"
+cmp -s "$picture" "$dir/in.png" || { echo "the input was overwritten" && failed=1; }
 [ -z "$(ls "$dir"/*.part 2>/dev/null)" ] || { echo "left behind: $(ls "$dir"/*.part)" && failed=1; }
 expect 2 "--image-max-tokens" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --image-max-tokens 1
 expect 2 "--image-min-tokens" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --image-min-tokens 1000
