@@ -60,8 +60,6 @@ TEST(values) {
     CHECK_NEAR(a.keep, 0.25, 1e-12);
     CHECK_INT(PARSE("--opt", "a=1,b=2", "--opt", "c=3", "--image", "x,y", "--image=z"), 0);
     CHECK(a.list.n == 2 && a.commas.n == 3 && strcmp(a.commas.at[1], "y") == 0);
-    free((void *)(uintptr_t)a.commas.at[0]);
-    free((void *)(uintptr_t)a.commas.at[2]);
     CHECK_INT(PARSE("--", "--flag", "-"), 0);
     CHECK(!a.flag && rest.n == 2);
 }
