@@ -84,17 +84,7 @@ static inline void put_weights(const struct work *w, int32_t i, int h, vf a, vf 
 /* c [32][32] = (or +=) rows · columns over n blocks; the low parts lie a_low and b_low further. */
 static inline void product(float *c, const uint16_t *a, size_t a_low, const uint16_t *b,
                            size_t b_low, int32_t n, bool add) {
-    if (add) {
-        _tile_loadd(0, c, 128);
-        _tile_loadd(1, c + 16, 128);
-        _tile_loadd(2, c + 512, 128);
-        _tile_loadd(3, c + 528, 128);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
+    iwp_tiles_load(c, add);
     for (int32_t i = 0; i < n; i++, a += BLOCK, b += BLOCK) {
         _tile_loadd(4, a + a_low, 64);
         _tile_loadd(6, b, 64);
@@ -117,10 +107,7 @@ static inline void product(float *c, const uint16_t *a, size_t a_low, const uint
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, c, 128);
-    _tile_stored(1, c + 16, 128);
-    _tile_stored(2, c + 512, 128);
-    _tile_stored(3, c + 528, 128);
+    iwp_tiles_store(c);
 }
 
 static void score(const struct work *w, const float *q, int32_t n) {

@@ -118,17 +118,7 @@ static void scaled(float *x, const float *q, int32_t d, int32_t wide, float fact
 }
 
 /* 2^x to 4e-6, for x ≤ 0; below -80 that of -80, which is nothing beside the largest weight, 1. */
-static inline vf weight(vf x) {
-    const vf magic = all(12582912.0f);
-    x = larger(x, all(-80.0f));
-    vf t = x + magic;
-    vf f = x - (t - magic);
-    vf p = f * all(0.00961813f) + all(0.0555041f);
-    p = p * f + all(0.24022651f);
-    p = p * f + all(0.69314718f);
-    p = p * f + all(1.0f);
-    return (vf)((vi)p + ((vi)t << 23));
-}
+static inline vf weight(vf x) { return power2_within(larger(x, all(-80.0f))); }
 
 /* ---- many queries ------------------------------------------------------------------------------- */
 

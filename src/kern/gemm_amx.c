@@ -6,17 +6,7 @@
 
 static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
                  const void *next) {
-    if (add) {
-        _tile_loadd(0, c, 128);
-        _tile_loadd(1, c + 16, 128);
-        _tile_loadd(2, c + 512, 128);
-        _tile_loadd(3, c + 528, 128);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
+    iwp_tiles_load(c, add);
     const char *ahead = next ? next : (const char *)b; /* what is there already costs little */
     const size_t step = next ? 256 : 0;
     for (int32_t k = 0; k < n_k32; k++, a += BLOCK, b += BLOCK, ahead += step) {
@@ -33,10 +23,7 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, c, 128);
-    _tile_stored(1, c + 16, 128);
-    _tile_stored(2, c + 512, 128);
-    _tile_stored(3, c + 528, 128);
+    iwp_tiles_store(c);
 }
 
 static void tile_once(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,

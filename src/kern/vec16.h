@@ -60,10 +60,9 @@ static inline vf inverse(vf x) {
 #endif
 }
 
-/* 2^x to 4e-6, for x in [-126, 126]; below it is that of -126. */
-static inline vf power2(vf x) {
+/* 2^x to 4e-6, for x in [-126, 126] and no other. */
+static inline vf power2_within(vf x) {
     const vf magic = all(12582912.0f);
-    x = smaller(larger(x, all(-126.0f)), all(126.0f));
     vf t = x + magic;
     vf f = x - (t - magic);
     vf p = f * all(0.00961813f) + all(0.0555041f);
@@ -71,6 +70,11 @@ static inline vf power2(vf x) {
     p = p * f + all(0.69314718f);
     p = p * f + all(1.0f);
     return (vf)((vi)p + ((vi)t << 23));
+}
+
+/* The same for any x: beyond, that of the end. */
+static inline vf power2(vf x) {
+    return power2_within(smaller(larger(x, all(-126.0f)), all(126.0f)));
 }
 
 /* The first halves of a and b, element by element in turn; and the second halves. */
