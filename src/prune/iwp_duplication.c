@@ -80,11 +80,6 @@ static size_t scalar_at(const struct iwp_dup *d, int32_t at, int32_t g) {
            (size_t)(at % IWP_PANEL);
 }
 
-static float *row_copy(const struct iwp_dup *d, int32_t at, int32_t g, int part) {
-    return d->row + ((size_t)at * (size_t)d->n_head + (size_t)g) * (size_t)(d->d1 + d->d2) +
-           (part ? (size_t)d->d1 : 0);
-}
-
 /* Row of a token in one (possibly concatenated) head. */
 static const float *row_of(const struct iwp_dup *d, const struct iwp_array *a, int32_t pool,
                            int32_t g, float *tmp) {
@@ -169,14 +164,12 @@ static void pack_part(struct iwp_dup *d, int32_t p, int32_t g, int part) {
                 if (!(n2 <= 1e37f)) d->bad = 1;
                 d->norm2[scalar_at(d, at, g)] = n2;
             }
-            if (d->row) memcpy(row_copy(d, at, g, part) + t0, y, sizeof(float) * (size_t)nt);
         }
         kern->to_lanes(panel + (size_t)t0 * IWP_PANEL, strip, STRIP, nt);
     }
 }
 
-static void pack_panel(void *arg, int32_t p) {
-    struct iwp_dup *d = arg;
+void iwp_dup_pack_panel(struct iwp_dup *d, int32_t p) {
     float tmp[1024];
     for (int32_t g = 0; g < d->n_head; g++) {
         if (d->d1) pack_part(d, p, g, 0);
@@ -204,6 +197,8 @@ static void pack_panel(void *arg, int32_t p) {
                 sum > 0 ? (float)(iwp_math_exp(log_norm[g] - top) / sqrt(sum)) : 0;
     }
 }
+
+static void pack_panel(void *arg, int32_t p) { iwp_dup_pack_panel(arg, p); }
 
 /* ---- rows -------------------------------------------------------------------------------------------- */
 
@@ -245,14 +240,14 @@ static void gather_block(void *arg, int32_t b) {
         }
 }
 
-struct iwp_dup_rows iwp_dup_rows(const struct iwp_dup *d, int32_t at, const int32_t *token,
-                                 int32_t n) {
+struct iwp_dup_rows iwp_dup_rows(const struct iwp_dup *d, const struct iwp_exec *exec, int32_t at,
+                                 const int32_t *token, int32_t n) {
     size_t per = (size_t)d->n_head * (size_t)(d->d1 + d->d2);
     struct iwp_dup_rows r = {d->block + (size_t)at * per,
                              d->block_norm2 + (size_t)at * (size_t)d->n_head,
                              d->block_share + (size_t)at * (size_t)d->n_head, n};
     struct gather_job j = {d, &r, token};
-    iwp_parallel((size_t)n * per > 65536 ? d->v->exec : NULL, gather_block, &j,
+    iwp_parallel((size_t)n * per > 65536 ? exec : NULL, gather_block, &j,
                  (n + IWP_BLOCK - 1) / IWP_BLOCK);
     return r;
 }
@@ -355,7 +350,7 @@ static void find_range(struct iwp_dup *d) {
     int per_head = squares_per_head(d);
     for (int32_t i0 = 0; i0 < d->n; i0 += IWP_BLOCK) {
         int32_t n = d->n - i0 < IWP_BLOCK ? d->n - i0 : IWP_BLOCK;
-        struct iwp_dup_rows from = iwp_dup_rows(d, 0, d->token + i0, n);
+        struct iwp_dup_rows from = iwp_dup_rows(d, NULL, 0, d->token + i0, n);
         for (int32_t p = 0; p < d->n_panel; p++) {
             d->range_only = 1;
             if (!per_head) iwp_dup_panel(d, &from, p, 0, n, out);
@@ -401,27 +396,4 @@ int iwp_dup_pack(struct iwp_dup *d, const int32_t *token, int32_t n, iwp_err *er
     }
     if (d->norm == DUP_NORM_MINMAX) find_range(d);
     return 0;
-}
-
-struct iwp_dup_rows iwp_dup_one(const struct iwp_dup *d, int32_t token, float *scalars) {
-    int32_t at = d->lane[token];
-    for (int32_t g = 0; g < d->n_head; g++) {
-        scalars[g] = d->d1 ? d->norm2[scalar_at(d, at, g)] : 0;
-        scalars[d->n_head + g] = d->joint ? d->share[scalar_at(d, at, g)] : 1;
-    }
-    return (struct iwp_dup_rows){row_copy(d, at, 0, 0), scalars, scalars + d->n_head, 1};
-}
-
-void iwp_dup_store(const struct iwp_dup *from, int32_t token, struct iwp_dup *to, int32_t slot) {
-    int32_t at = from->lane[token];
-    for (int32_t g = 0; g < from->n_head; g++) {
-        for (int part = 0; part < 2; part++) {
-            int32_t width = part ? from->d2 : from->d1;
-            const float *src = row_copy(from, at, g, part);
-            float *dst = lane_at(to, slot, g, part);
-            for (int32_t t = 0; t < width; t++) dst[(size_t)t * IWP_PANEL] = src[t];
-        }
-        to->norm2[scalar_at(to, slot, g)] = from->norm2[scalar_at(from, at, g)];
-        if (from->joint) to->share[scalar_at(to, slot, g)] = from->share[scalar_at(from, at, g)];
-    }
 }

@@ -75,7 +75,6 @@ struct iwp_dup {
     float *norm2;         /* [n_panel][n_head][32] squared norms of the centred keys */
     float *share;         /* [n_panel][n_head][32] joint only: weight of each head */
     float *factor;        /* [n_panel][n_head][32] what makes a unit vector of the source */
-    float *row;           /* [n][n_head][d1+d2] the same vectors row by row, or NULL */
     int32_t *token;       /* [n_panel*32] pool index of each lane, -1 = hole */
     int32_t *lane;        /* [n_pool] where a pool token lies */
     float *mean;          /* [n_head][d1] centre of the keys */
@@ -101,12 +100,10 @@ struct iwp_dup_rows {
     int32_t n;
 };
 /* Packs tokens as rows into d's room, from row `at` on. */
-struct iwp_dup_rows iwp_dup_rows(const struct iwp_dup *d, int32_t at, const int32_t *token,
-                                 int32_t n);
-/* One token as a row, straight from d's row copies; scalars [2 n_head] is scratch. */
-struct iwp_dup_rows iwp_dup_one(const struct iwp_dup *d, int32_t token, float *scalars);
-/* Writes a token (from the row copies) into a lane of another store of the same shape. */
-void iwp_dup_store(const struct iwp_dup *from, int32_t token, struct iwp_dup *to, int32_t slot);
+struct iwp_dup_rows iwp_dup_rows(const struct iwp_dup *d, const struct iwp_exec *exec, int32_t at,
+                                 const int32_t *token, int32_t n);
+/* Packs one panel of d's tokens: for a store that holds some of another's tokens. */
+void iwp_dup_pack_panel(struct iwp_dup *d, int32_t panel);
 /* out[row*32 + lane] = D of rows [r0, r0+n) against one panel. */
 void iwp_dup_panel(const struct iwp_dup *d, const struct iwp_dup_rows *from, int32_t panel,
                    int32_t r0, int32_t n, float *out);
@@ -116,32 +113,74 @@ void iwp_dup_panel_max(const struct iwp_dup *d, const struct iwp_dup_rows *from,
 
 /* ---- selectors --------------------------------------------------------------------------------- */
 
+/* What the selected tokens did to one token's score: penalty factors so far = product * 2^power, and
+ * the running maximum of D to them. */
+struct iwp_toll {
+    double product;
+    int32_t power;
+    float s_max;
+};
+#define IWP_TOLL_LOW  0x1p-500
+#define IWP_TOLL_UP   0x1p500
+#define IWP_TOLL_STEP 500
+
+/* One more selected token (or, in pc-mmr, chunk) with duplication s. */
+void iwp_toll_add(const struct iwp_iwp_options *o, struct iwp_toll *t, float s);
+/* The score from a magnitude (its logarithm; P / max P itself for mmr-add) and its toll. */
+double iwp_toll_value(const struct iwp_iwp_options *o, double log_p, const struct iwp_toll *t);
+/* The score depends on s_max alone. */
+int iwp_toll_is_max(const struct iwp_iwp_options *o);
+
+enum {
+    GREEDY_PANELS = 8, /* most panels of active tokens */
+    GREEDY_START = 2,  /* of them, when a round begins */
+    GREEDY_ROUND = 32, /* most picks of a round */
+    GREEDY_AHEAD = 4,  /* stale panels per thread that catch up together */
+    GREEDY_ACTIVE = GREEDY_PANELS * 32,
+    GREEDY_BLOCKS = GREEDY_PANELS * (GREEDY_PANELS + 1) / 2
+};
+
+struct iwp_greedy {
+    struct iwp_dup lanes, rows; /* active tokens as lanes; room for them as rows */
+    struct iwp_dup_rows row[GREEDY_PANELS];
+    float *gram;        /* [GREEDY_BLOCKS][32][32] D between the active tokens */
+    uint8_t *is_active; /* [n_pool] */
+    int32_t *tree;      /* [2 panels] tournament over the panels' best tokens outside */
+    double *bound;      /* [panels] */
+    int32_t *order;     /* [panels] */
+    int32_t n_stale, n_task;
+    /* by place in the active set */
+    int32_t n, first_new; /* places in use; first panel of the latest ones */
+    struct iwp_toll toll[GREEDY_ACTIVE];
+    double value[GREEDY_ACTIVE];
+    int32_t known[GREEDY_ACTIVE]; /* picks of this round the value knows */
+    uint8_t taken[GREEDY_ACTIVE];
+    int32_t n_pick, pick[GREEDY_ROUND]; /* places taken in this round */
+};
+
 struct iwp_selector_plan {
     struct iwp_view *v;
     const struct iwp_iwp_options *o;
     struct iwp_dup *dup;
-    double *log_p;   /* [n_pool] magnitude, natural logarithm; P / max P itself for mmr-add */
-    double *value;   /* [n_pool] what is compared: log_p with penalties, or the additive score */
-    double *product; /* [n_pool] penalty factors so far = product * 2^power */
-    int32_t *power;  /* [n_pool] */
-    float *s_max;    /* [n_pool] running maximum of D to the selected */
-    int32_t *order;  /* [n_pool] */
+    double *log_p; /* [n_pool] magnitude, natural logarithm; P / max P itself for mmr-add */
+    double *value; /* [n_pool] what is compared: log_p with penalties, or the additive score */
+    struct iwp_toll *toll; /* [n_pool] */
+    int32_t *order;        /* [n_pool] */
     /* panels are brought up to date only when one of their tokens may be taken */
     struct iwp_dup_rows *chunk; /* [n_pool] rows of each chunk so far */
     int32_t n_chunk;
     int32_t *applied; /* [panels] chunks a panel's scores know */
     int32_t *stale;   /* [panels] panels to refresh */
-    /* greedy selectors: the tokens selected since the last chunk was closed */
-    struct iwp_dup store; /* their vectors, one panel */
-    int32_t *tree;        /* [2 n_pool] tournament over the live tokens */
-    float *scalars;       /* [2 n_head] */
-    int32_t *seen;        /* [n_pool] how many of them a token's score already knows */
-    int32_t window, window_token[32];
+    struct iwp_greedy greedy;
 };
 
 void iwp_selector_layout(struct iwp_selector_plan *s, struct iwp_view *v,
                          const struct iwp_iwp_options *o, struct iwp_dup *dup, int32_t n_max,
                          struct iwp_arena *a);
 int iwp_selector_run(struct iwp_selector_plan *s, int32_t unit, iwp_err *err);
+
+/* mmr-mult and mmr-add (iwp_greedy.c): m of the n tokens from `first` on. */
+void iwp_greedy_layout(struct iwp_selector_plan *s, int32_t n_max, struct iwp_arena *a);
+void iwp_greedy_run(struct iwp_selector_plan *s, int32_t first, int32_t n, int32_t m);
 
 #endif
