@@ -299,7 +299,8 @@ static int32_t count_same(const struct iwp_selection *sel, const int32_t *plain,
 static int measure(const struct args *a, const struct iwp_params *p, const struct data *d,
                    const struct iwp_blas *blas, int32_t threads, struct row *row, iwp_err *err) {
     struct rig g = {0};
-    int rc = 0, n = 0, with_blas = 0;
+    int rc = 0, n = 0, n_gemm = 0, with_blas = 0;
+    double gemm_ms = 0;
     IWP_TRY_GOTO(rig_make(&g, p, d, threads, row, err));
     IWP_TRY_GOTO(rig_products(&g, a, p, d, blas, row, err));
     const struct iwp_array *k = &d->in.arr[IWP_TENSOR_K], *v = &d->in.arr[IWP_TENSOR_V];
@@ -315,7 +316,8 @@ static int measure(const struct args *a, const struct iwp_params *p, const struc
         double t = now_ms();
         IWP_TRY_GOTO(iwp_select(p, &d->in, NULL, g.ws, (size_t)row->bytes, &g.exec, &g.sel, err));
         double t1 = now_ms();
-        if (g.products.a) iwp_product_run_once(&g.products, blas, row->product, row->n_product);
+        const bool with_gemm = g.products.a && (n_gemm < PEER_RUNS || gemm_ms < PEER_MS);
+        if (with_gemm) iwp_product_run_once(&g.products, blas, row->product, row->n_product);
         double t2 = now_ms();
         if (a->opt.n == 0)
             with_blas =
@@ -325,7 +327,7 @@ static int measure(const struct args *a, const struct iwp_params *p, const struc
         if (with_read) iwp_pool_run(g.pool, read_part, g.reader, threads);
         if (i < 0) continue;
         g.ours[n] = t1 - t;
-        g.gemm[n] = t2 - t1;
+        if (with_gemm) gemm_ms += g.gemm[n_gemm++] = t2 - t1;
         g.blas[n] = t3 - t2;
         g.reads[n++] = now_ms() - t3;
     }
@@ -334,7 +336,7 @@ static int measure(const struct args *a, const struct iwp_params *p, const struc
     row->threads = threads;
     row->median = median(g.ours, n);
     row->p95 = g.ours[(int)(0.95 * (n - 1) + 0.5)];
-    row->gemm = g.products.a ? median(g.gemm, n) : 0;
+    row->gemm = n_gemm ? median(g.gemm, n_gemm) : 0;
     row->blas = with_blas ? median(g.blas, n) : 0;
     if (with_blas) row->same = count_same(&g.sel, g.plain, g.sel.n_keep);
     row->read = with_read ? median(g.reads, n) : 0;
