@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "cli/bench_rows.h"
+#include "kern/cpu.h"
 #include "kern/peak.h"
 #include "model/attend.h"
 
@@ -87,7 +88,9 @@ struct limit {
 static void run_fma(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct limit *l = user;
     (void)y, (void)nth;
-    l->done[ith] = iwp_peak_run(IWP_PEAK_FMA, 4000000);
+    const unsigned f = iwp_cpu_features();
+    const bool narrow = f & IWP_CPU_AVX2 && !(f & IWP_CPU_AVX512);
+    l->done[ith] = iwp_peak_run(narrow ? IWP_PEAK_FMA_AVX2 : IWP_PEAK_FMA, 4000000);
 }
 
 /* Each thread its share of every layer's rows. */

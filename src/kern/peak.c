@@ -8,8 +8,8 @@
 static volatile float sink;
 
 const char *iwp_peak_name(enum iwp_peak what) {
-    static const char *const name[IWP_PEAK_COUNT] = {"f32 fma", "int8 vnni", "bf16 avx512",
-                                                     "int8 amx", "bf16 amx"};
+    static const char *const name[IWP_PEAK_COUNT] = {"f32 fma",     "f32 fma avx2", "int8 vnni",
+                                                     "bf16 avx512", "int8 amx",     "bf16 amx"};
     return name[what];
 }
 
@@ -101,6 +101,7 @@ double iwp_peak_run(enum iwp_peak what, int64_t n) {
         if (f & IWP_CPU_AVX512) return fma_avx512(n);
         if (f & IWP_CPU_AVX2) return fma_avx2(n);
         break;
+    case IWP_PEAK_FMA_AVX2: return f & IWP_CPU_AVX2 ? fma_avx2(n) : 0;
     case IWP_PEAK_VNNI: return f & IWP_CPU_VNNI ? vnni(n) : 0;
     case IWP_PEAK_BF16: return f & IWP_CPU_BF16 ? bf16(n) : 0;
     case IWP_PEAK_AMX_INT8: return f & IWP_CPU_AMX_INT8 ? amx_int8(n) : 0;

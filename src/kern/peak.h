@@ -8,6 +8,7 @@
 
 enum iwp_peak {
     IWP_PEAK_FMA,      /* f32 multiply-adds of the widest vectors there are */
+    IWP_PEAK_FMA_AVX2, /* the same of 256 bits: the limit of a path that ends at AVX2 */
     IWP_PEAK_VNNI,     /* u8 × s8 dot products, AVX512-VNNI */
     IWP_PEAK_BF16,     /* AVX512-BF16 dot products */
     IWP_PEAK_AMX_INT8, /* tiles */
