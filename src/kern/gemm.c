@@ -43,14 +43,21 @@ const struct iwp_gemm *iwp_gemm_path(const char *name) {
     return NULL;
 }
 
+/* Sums that wait while the rest of k comes. */
+static size_t waiting(int32_t k, bool split, int32_t n) {
+    return (size_t)iwp_gemm_parts(k, split).group * iwp_gemm_size((size_t)n, 32) * sizeof(float);
+}
+
 size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n) {
-    return (iwp_gemm_size((size_t)n, (size_t)op->mat[0].k) << op->mat[0].split) * sizeof(uint16_t);
+    const struct iwp_gemm_mat *m = &op->mat[0];
+    return (iwp_gemm_size((size_t)n, (size_t)m->k) << m->split) * sizeof(uint16_t) +
+           waiting(m->k, m->split, n);
 }
 
 size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n) {
     const size_t values =
         iwp_gemm_size((size_t)n, (size_t)op->up.k) + iwp_gemm_size((size_t)n, (size_t)op->up.m);
-    return (values << op->up.split) * sizeof(uint16_t);
+    return (values << op->up.split) * sizeof(uint16_t) + waiting(op->down.k, op->down.split, n);
 }
 
 size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d, int32_t d_v, bool split) {

@@ -43,14 +43,14 @@ static inline vf activate(vf x, enum iwp_gemm_act act) {
     return x;
 }
 
-/* c = rows block · columns block; in a split product the parts that rounding took follow `lo_rows` and one
- * panel further. */
+/* c = (or +=, when add) rows block · columns block; in a split product the parts that rounding took follow
+ * `lo_rows` and `lo_cols` further. */
 static inline void product(float *c, const uint16_t *rows, size_t lo_rows, const uint16_t *cols,
-                           int32_t kt, bool split, const void *next) {
-    tile(c, rows, cols, kt, false, next);
+                           size_t lo_cols, int32_t kt, bool split, bool add, const void *next) {
+    tile(c, rows, cols, kt, add, next);
     if (!split) return;
     tile(c, rows + lo_rows, cols, kt, true, NULL);
-    tile(c, rows, cols + (size_t)kt * BLOCK, kt, true, NULL);
+    tile(c, rows, cols + lo_cols, kt, true, NULL);
 }
 
 /* ---- packing --------------------------------------------------------------------------------- */
@@ -175,6 +175,17 @@ static inline void bias_of(float out[32], const struct iwp_gemm_mat *m, int32_t 
         memset(out, 0, 32 * sizeof *out);
 }
 
+/* Results are read again only after all rows are done: with AMX, whose products are as fast as memory, they
+ * go past the caches, which saves fetching the lines first. */
+static inline void save_far(float *p, vf v) {
+#if defined(__AMX_TILE__)
+    if (((uintptr_t)p & 63) == 0)
+        _mm512_stream_ps(p, (__m512)v);
+    else
+#endif
+        save(p, v);
+}
+
 /* A finished 32 × 32 product to y, n_row and n_col of it. */
 static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32_t n_col,
                   const float *bias, const float *res, enum iwp_gemm_act act) {
@@ -184,7 +195,7 @@ static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32
             float *to = y + r * stride + h;
             if (n_col - h >= 16) {
                 if (res) v += load(res + r * stride + h);
-                save(to, v);
+                save_far(to, v);
                 continue;
             }
             float t[16];
@@ -195,24 +206,36 @@ static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32
     }
 }
 
-static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n, float *y,
-                     int64_t stride, const float *res, enum iwp_gemm_act act) {
+/* y = act(a · m + bias) + res.  Rows stay in L2 while the weights pass by; when they are too wide for that, k
+ * is taken in parts, and the sums of a group of panels wait in `sums` for the next part. */
+static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n, float *sums,
+                     float *y, int64_t stride, const float *res, enum iwp_gemm_act act) {
     const int32_t kt = (int32_t)(iwp_gemm_up((size_t)m->k) / 32), last = (m->m - 1) / 32;
+    const struct iwp_gemm_parts cut = iwp_gemm_parts(m->k, m->split);
     const size_t panel = (size_t)kt * BLOCK << m->split,
                  lo = iwp_gemm_size((size_t)n, (size_t)m->k);
-    _Alignas(64) float c[BLOCK], bias[32];
-    for (int32_t p = 0; p <= last; p++) {
-        const uint16_t *w = m->w + (size_t)p * panel;
-        const char *next = p < last ? (const char *)(w + panel) : NULL;
-        const int32_t cols = m->m - p * 32 < 32 ? m->m - p * 32 : 32;
-        bias_of(bias, m, p * 32);
-        for (int32_t r = 0; r < n; r += 32) {
-            product(c, a + (size_t)(r / 32) * (size_t)kt * BLOCK, lo, w, kt, m->split, next);
-            if (next) next += (size_t)kt * 256;
-            store(y + r * stride + p * 32, stride, c, n - r < 32 ? n - r : 32, cols, bias,
-                  res ? res + r * stride + p * 32 : NULL, act);
-        }
-    }
+    _Alignas(64) float bias[32];
+    for (int32_t p0 = 0; p0 <= last; p0 += cut.group)
+        for (int32_t k0 = 0; k0 < kt; k0 += cut.step)
+            for (int32_t p = p0; p < p0 + cut.group && p <= last; p++) {
+                const int32_t steps = kt - k0 < cut.step ? kt - k0 : cut.step,
+                              cols = m->m - p * 32 < 32 ? m->m - p * 32 : 32;
+                const uint16_t *w = m->w + (size_t)p * panel + (size_t)k0 * BLOCK;
+                const bool done = k0 + steps == kt,
+                           more = p < last && (done || p + 1 < p0 + cut.group);
+                const char *next = more ? (const char *)(w + panel) : NULL;
+                bias_of(bias, m, p * 32);
+                for (int32_t r = 0; r < n; r += 32) {
+                    float *c = sums;
+                    if (cut.group > 1) c += ((p - p0) * ((n + 31) / 32) + r / 32) * BLOCK;
+                    product(c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK, lo, w,
+                            (size_t)kt * BLOCK, steps, m->split, k0 > 0, next);
+                    if (next) next += (size_t)steps * 256;
+                    if (done)
+                        store(y + r * stride + p * 32, stride, c, n - r < 32 ? n - r : 32, cols,
+                              bias, res ? res + r * stride + p * 32 : NULL, act);
+                }
+            }
 }
 
 static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_t n,
@@ -221,9 +244,10 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
     const struct iwp_gemm_mat *m = &op->mat[0];
     pack_rows(a, m->split ? iwp_gemm_size((size_t)n, (size_t)m->k) : 0,
               op->x + first * op->x_stride, op->x_stride, n, m->k, &op->norm);
+    float *sums = (float *)(void *)(a + (iwp_gemm_size((size_t)n, (size_t)m->k) << m->split));
     int64_t at = first * op->y_stride;
     for (int32_t i = 0; i < op->n_mat; i++) {
-        multiply(&op->mat[i], a, n, op->y + at, op->y_stride, op->res ? op->res + at : NULL,
+        multiply(&op->mat[i], a, n, sums, op->y + at, op->y_stride, op->res ? op->res + at : NULL,
                  op->act);
         at += op->mat[i].m;
     }
@@ -262,15 +286,18 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
         if (gate) bias_of(bias_gate, gate, p * 32);
         for (int32_t r = 0; r < n; r += 32) {
             const uint16_t *rows = a + (size_t)(r / 32) * (size_t)kt * BLOCK;
-            product(c, rows, lo, up->w + at, kt, up->split, more ? up->w + ahead : NULL);
+            product(c, rows, lo, up->w + at, (size_t)kt * BLOCK, kt, up->split, false,
+                    more ? up->w + ahead : NULL);
             if (gate)
-                product(g, rows, lo, gate->w + at, kt, gate->split, more ? gate->w + ahead : NULL);
+                product(g, rows, lo, gate->w + at, (size_t)kt * BLOCK, kt, gate->split, false,
+                        more ? gate->w + ahead : NULL);
             ahead += (size_t)kt * 128;
             store_rows(h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK, lo_h, c,
                        gate ? g : NULL, bias, bias_gate, op->act);
         }
     }
-    multiply(&op->down, h, n, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
+    float *sums = (float *)(void *)(h + (iwp_gemm_size((size_t)n, (size_t)up->m) << up->split));
+    multiply(&op->down, h, n, sums, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -432,8 +459,8 @@ static void attend_step(const struct packed *w, int32_t query, int32_t key, int3
         w->s, w->p, w->split, w->max + query, w->total + query, w->factor + query};
     const uint16_t *q = w->q + ((size_t)(query / 32) * (size_t)kt * BLOCK << w->split);
     for (int32_t i = 0; i < n32; i += 32)
-        product(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, q, kt,
-                w->split, NULL);
+        product(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, q,
+                (size_t)kt * BLOCK, kt, w->split, false, NULL);
     soften(&t, n, n32, scale2);
     for (int32_t d = 0; d < w->vt; d++) {
         float *o = w->o + ((size_t)(query / 32) * (size_t)w->vt + (size_t)d) * BLOCK;

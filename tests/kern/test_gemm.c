@@ -445,10 +445,13 @@ static void check_path(const struct iwp_gemm *g) {
         for (size_t b = 0; b < 5; b++)
             for (size_t c = 0; c < 6; c++) check_linear(g, n[a], k[b], m[c], kind++);
     check_linear(g, 40, 1152, 96, 5);
+    check_linear(g, 33, 1290, 545, 5); /* k in parts, for two groups of panels */
+    check_linear(g, 5, 2700, 33, 0);
     for (int gated = 0; gated < 2; gated++) {
         check_mlp(g, 3, 24, 40, gated);
         check_mlp(g, 33, 48, 171, gated);
         check_mlp(g, 64, 160, 428, gated);
+        check_mlp(g, 33, 48, 1300, gated);
     }
     if (g->bulk && !split) check_quantised(g);
     static const int32_t keys[] = {1, 2, 31, 64, 255, 256, 257, 600};
