@@ -2,11 +2,9 @@
 the tiny one: pictures, budgets, streams.  No request fails; memory does not grow after the warm-up; how long /health took is
 printed.  IWP_SOAK_SECONDS sets another length."""
 import concurrent.futures as futures
-import json
+import multiprocessing
 import os
 import random
-import sys
-import threading
 import time
 
 from serve import Server, chat_body, check, convert, finish, folder, images, picture, text
@@ -28,17 +26,18 @@ with folder() as tmp:
     model, mmproj = shipped if real else convert(tmp)
     s = Server(model, mmproj, "-np", "4", "--inspect", "5", template=None if real else "llava-onevision")
     end = time.time() + seconds
-    health, failed, done, memory = [], [], [0], []
+    failed, done = [], [0]
 
-    def watch():
+    def watch(pipe):
+        """In a process of its own: 32 clients share this one's interpreter."""
+        health, memory, bad = [], [], 0
         while time.time() < end:
             t0 = time.time()
-            ok = s.get("/health")[0] == 200
+            bad += s.get("/health")[0] != 200
             health.append((time.time() - t0) * 1e3)
-            if not ok:
-                failed.append("health")
             memory.append((time.time(), rss(s.process.pid)))
             time.sleep(0.2)
+        pipe.send((health, memory, bad))
 
     def client(i):
         r = random.Random(i)
@@ -57,12 +56,15 @@ with folder() as tmp:
                 failed.append((status, body[:200]))
             done[0] += 1
 
-    watcher = threading.Thread(target=watch)
+    seen, pipe = multiprocessing.Pipe(False)
+    watcher = multiprocessing.get_context("fork").Process(target=watch, args=(pipe,), daemon=True)
     watcher.start()
     with futures.ThreadPoolExecutor(32) as ex:
         list(ex.map(client, range(32)))
+    health, memory, bad = seen.recv()
     watcher.join()
     check("no request fails", not failed, failed[:3])
+    check("always healthy", bad == 0, bad)
     check("all were counted", s.metric("requests_total") == done[0] and s.metric("requests_failed_total") == 0, (done, s.metric("requests_total")))
     # The first 40 % is warm-up: caches and graphs of all sizes are made there.
     start = memory[0][0]
@@ -72,7 +74,7 @@ with folder() as tmp:
     health.sort()
     print(f"{'iwp-photo' if real else 'tiny model'}, 32 clients, {seconds:.0f} s: {done[0]} requests, {s.metric('tokens_predicted_total') / seconds:.1f} tokens/s, "
           f"{s.metric('n_busy_slots_per_decode'):.2f} sessions per round; /health median {health[len(health) // 2]:.1f} ms, p99 {health[int(0.99 * len(health))]:.1f} ms, "
-          f"max {health[-1]:.1f} ms; memory {min(early):.0f} then {max(late):.0f} MiB; picture cache {100 * s.metric('image_cache_hit_ratio'):.0f} % hits")
+          f"max {health[-1]:.1f} ms, {sum(h > 50 for h in health)} of {len(health)} above 50 ms; memory {min(early):.0f} then {max(late):.0f} MiB; picture cache {100 * s.metric('image_cache_hit_ratio'):.0f} % hits")
     check("memory is flat", max(late) < 1.05 * max(early) + 24, (early, late))
     check("health", health[len(health) // 2] < 1000, health[-5:])  # 50 ms is the aim; a shared machine has its own pauses
     code, log = s.stop()
