@@ -60,7 +60,8 @@ static int cpu_info(void) {
     for (size_t i = 0; i < sizeof path / sizeof *path; i++)
         if (iwp_kern_path(path[i])) printf(" %s", path[i]);
     const struct iwp_gemm *g = iwp_gemm_get();
-    printf("; IWP_CPU=NAME forces one)\ntowers     %s\n", g ? g->name : "ggml's");
+    printf("; IWP_CPU=NAME forces one)\ntowers     %s%s%s\n", g ? g->name : "ggml's",
+           g ? ", packed " : "", g ? g->form : "");
     const struct iwp_attn_path *a = iwp_attn_get();
     printf("attention  %s\n", a ? a->name : "ggml's");
     printf("threads    %d\n", iwp_cpu_count());

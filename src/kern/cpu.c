@@ -45,13 +45,16 @@ static unsigned detect(void) {
         f |= IWP_CPU_AVX2;
     else
         return f;
+    const bool leaf7 = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0;
+    const bool more = leaf7 && a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) != 0;
+    if (more && (a1 & 1u << 4)) f |= IWP_CPU_AVXVNNI;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return f;
     f |= IWP_CPU_AVX512;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
+    if (!leaf7) return f;
     if (c & 1u << 11) f |= IWP_CPU_VNNI;
-    if (a >= 1 && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && (a1 & 1u << 5)) f |= IWP_CPU_BF16;
+    if (more && (a1 & 1u << 5)) f |= IWP_CPU_BF16;
     const uint64_t tiles = 3u << 17;
     if ((d & 1u << 24) && (enabled_state() & tiles) == tiles && request_tiles()) {
         if (d & 1u << 25) f |= IWP_CPU_AMX_INT8;
@@ -68,9 +71,8 @@ static void init(void) {
     const char *want = getenv("IWP_CPU");
     if (!want) return;
     if (strcmp(want, "c") == 0) masked = 0;
-    if (strcmp(want, "avx2") == 0) masked &= IWP_CPU_AVX2;
-    if (strcmp(want, "avx512") == 0)
-        masked &= IWP_CPU_AVX2 | IWP_CPU_AVX512 | IWP_CPU_VNNI | IWP_CPU_BF16;
+    if (strcmp(want, "avx2") == 0) masked &= IWP_CPU_AVX2 | IWP_CPU_AVXVNNI;
+    if (strcmp(want, "avx512") == 0) masked &= ~(unsigned)(IWP_CPU_AMX_INT8 | IWP_CPU_AMX_BF16);
 }
 
 unsigned iwp_cpu_features(void) {

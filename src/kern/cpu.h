@@ -11,6 +11,7 @@ enum iwp_cpu_feature {
     IWP_CPU_BF16 = 1 << 3,     /* AVX512-BF16 */
     IWP_CPU_AMX_INT8 = 1 << 4, /* the kernel gave this process leave to use the tiles */
     IWP_CPU_AMX_BF16 = 1 << 5,
+    IWP_CPU_AVXVNNI = 1 << 6, /* AVX-VNNI: the 256-bit form, also of CPUs without AVX-512 */
 };
 
 /* A sum of enum iwp_cpu_feature.  IWP_CPU=c|avx2|avx512 hides what is above that path. */

@@ -7,23 +7,31 @@
 #include "kern/cpu.h"
 #include "kern/gemm_sizes.h"
 
-enum { N_PATH = 4 };
+enum { N_PATH = 7, N_PLAIN = 2 };
 static struct iwp_gemm tables[N_PATH];
 static bool have[N_PATH], allowed[N_PATH];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void init(void) {
-    have[0] = allowed[0] = true;
+    have[0] = have[1] = true;
     iwp_gemm_init_c(&tables[0]);
+    iwp_gemm_init_c16(&tables[1]);
 #if defined(__x86_64__)
     const unsigned all = iwp_cpu_features_all(), now = iwp_cpu_features();
-    const unsigned amx = IWP_CPU_AMX_BF16 | IWP_CPU_BF16,
-                   need[N_PATH] = {0, IWP_CPU_AVX2, IWP_CPU_AVX512, amx};
-    iwp_gemm_init_avx2(&tables[1]);
-    iwp_gemm_init_avx512(&tables[2]);
-    iwp_gemm_init_amx(&tables[3]);
-    for (int i = 1; i < N_PATH; i++) {
-        have[i] = tables[i].name && (all & need[i]) == need[i];
+    const unsigned need[N_PATH] = {0,
+                                   0,
+                                   IWP_CPU_AVX2,
+                                   IWP_CPU_AVXVNNI,
+                                   IWP_CPU_AVX512,
+                                   IWP_CPU_VNNI,
+                                   IWP_CPU_AMX_BF16 | IWP_CPU_BF16};
+    iwp_gemm_init_avx2(&tables[2]);
+    iwp_gemm_init_avxvnni(&tables[3]);
+    iwp_gemm_init_avx512(&tables[4]);
+    iwp_gemm_init_vnni(&tables[5]);
+    iwp_gemm_init_amx(&tables[6]);
+    for (int i = N_PLAIN; i < N_PATH; i++) {
+        have[i] = (all & need[i]) == need[i];
         allowed[i] = have[i] && (now & need[i]) == need[i];
     }
 #endif
@@ -31,7 +39,7 @@ static void init(void) {
 
 const struct iwp_gemm *iwp_gemm_get(void) {
     pthread_once(&once, init);
-    for (int i = N_PATH - 1; i > 0; i--)
+    for (int i = N_PATH - 1; i >= N_PLAIN; i--)
         if (allowed[i]) return &tables[i];
     return NULL;
 }
@@ -45,29 +53,31 @@ const struct iwp_gemm *iwp_gemm_path(const char *name) {
 
 /* Sums that wait while the rest of k comes. */
 static size_t waiting(int32_t k, bool split, int32_t n) {
-    return (size_t)iwp_gemm_parts(k, split).group * iwp_gemm_size((size_t)n, 32) * sizeof(float);
+    return (size_t)iwp_gemm_parts(k, split).group * iwp_gemm_up((size_t)n) * 32 * sizeof(float);
 }
 
-size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n) {
-    const struct iwp_gemm_mat *m = &op->mat[0];
-    return (iwp_gemm_size((size_t)n, (size_t)m->k) << m->split) * sizeof(uint16_t) +
-           waiting(m->k, m->split, n);
+size_t iwp_gemm_linear_scratch(const struct iwp_gemm *g, const struct iwp_gemm_linear *op,
+                               int32_t n) {
+    const size_t values = iwp_gemm_size(g, (size_t)n, (size_t)op->mat[0].k);
+    return (values << op->mat[0].split) * sizeof(uint16_t) +
+           waiting(op->mat[0].k, op->mat[0].split, n);
 }
 
-size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n) {
-    const size_t values =
-        iwp_gemm_size((size_t)n, (size_t)op->up.k) + iwp_gemm_size((size_t)n, (size_t)op->up.m);
+size_t iwp_gemm_mlp_scratch(const struct iwp_gemm *g, const struct iwp_gemm_mlp *op, int32_t n) {
+    const size_t values = iwp_gemm_size(g, (size_t)n, (size_t)op->up.k) +
+                          iwp_gemm_size(g, (size_t)n, (size_t)op->up.m);
     return (values << op->up.split) * sizeof(uint16_t) + waiting(op->down.k, op->down.split, n);
 }
 
-size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d, int32_t d_v, bool split) {
-    const size_t wide = iwp_gemm_up((size_t)d) << split, wide_v = iwp_gemm_up((size_t)d_v);
-    return iwp_gemm_size((size_t)n_k, wide + (wide_v << split)) * sizeof(uint16_t) + /* k and v */
-           IWP_GEMM_QUERIES * (wide * sizeof(uint16_t) + wide_v * sizeof(float)) + /* q, results */
-           3 * IWP_GEMM_QUERIES * sizeof(float) + /* maxima, sums, factors */
-           IWP_GEMM_KEYS * 32 *
-               (sizeof(float) + (sizeof(uint16_t) << split)) + /* scores, weights */
-           32 * wide * sizeof(float);                          /* rotated rows */
+size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d, int32_t d_v,
+                               bool split) {
+    const size_t wide = iwp_gemm_up((size_t)d), wide_v = iwp_gemm_up((size_t)d_v);
+    const size_t packed = iwp_gemm_size(g, (size_t)n_k, wide + wide_v) + /* k and v */
+                          iwp_gemm_size(g, IWP_GEMM_QUERIES, wide) +     /* q */
+                          iwp_gemm_size(g, IWP_GEMM_KEYS, 32);           /* weights */
+    const size_t floats = IWP_GEMM_QUERIES * (wide_v + 3) + /* results; maxima, sums, factors */
+                          32 * (IWP_GEMM_KEYS + wide);      /* scores, rotated rows */
+    return (packed << split) * sizeof(uint16_t) + floats * sizeof(float);
 }
 
 size_t iwp_gemm_bulk_scratch(void) {

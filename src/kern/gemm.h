@@ -1,4 +1,4 @@
-/* Matrix products on packed bf16 operands, sums in f32: what a block of a vision tower needs, each as one
+/* Matrix products on packed operands, sums in f32: what a block of a vision tower needs, each as one
  * call per block of rows, so that everything between the products stays in the cache; and what a decoder
  * needs for many rows at once, weights read from their quantised form while they are multiplied.
  *
@@ -8,9 +8,12 @@
  * the layouts of AMX's two operands, which the vector paths read as well.  A product of 32 rows and 32
  * columns is `tile`; all else is built on it and compiled once per instruction set (gemm_body.h).
  *
- * Rounding to bf16 costs each factor at most 2^-9; sums are exact to f32.  Results differ between
- * paths by the order of summation only.  `split` takes factors as sums of two bf16 numbers and adds three
- * products (the smallest is left out): three times the work, factors good to 2^-17. */
+ * With AMX numbers are bf16: rounding costs each factor at most 2^-9.  `split` takes factors as sums of
+ * two bf16 numbers and adds three products (the smallest is left out): three times the work, factors good
+ * to 2^-17.  Vector paths multiply integers of 14 bits, twice as many per instruction as floats; 32
+ * neighbours of k share a scale, kept behind each block, and a factor is off by at most 2^-14 of the largest
+ * of them.  8 bits would be faster still, but features come out 1.3 to 5 % off (docs/SPEED.md).  Sums
+ * are exact to f32.  Results differ between paths of one form by the order of summation only. */
 #ifndef IWP_KERN_GEMM_H
 #define IWP_KERN_GEMM_H
 
@@ -113,6 +116,9 @@ struct iwp_gemm_bulk {
 
 struct iwp_gemm {
     const char *name;
+    const char *form; /* of packed numbers: "bf16" or "int16" */
+    int32_t block;    /* values of a packed block, scales included */
+    bool fine;        /* factors are good to 2^-14: there is no split */
     /* c [32][32] = (or +=, when add) rows block · columns block over n_k32 blocks of k.  `next`: what
      * will be read soon, or NULL; 256 bytes per block of k are fetched. */
     void (*tile)(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
@@ -138,26 +144,36 @@ struct iwp_gemm {
 
 /* The best path of this CPU (IWP_CPU masks), NULL when it has none but plain C. */
 const struct iwp_gemm *iwp_gemm_get(void);
-/* "c", "avx2", "avx512" or "amx"; NULL when this CPU or build lacks it. */
+/* "c" and "amx" (bf16), "c16", "avx2", "avxvnni", "avx512", "vnni" (int16); NULL when this CPU or build
+ * lacks it. */
 const struct iwp_gemm *iwp_gemm_path(const char *name);
 
 static inline size_t iwp_gemm_up(size_t n) { return (n + 31) & ~(size_t)31; }
-/* bf16 values of n rows (or columns) of k. */
-static inline size_t iwp_gemm_size(size_t n, size_t k) { return iwp_gemm_up(n) * iwp_gemm_up(k); }
-/* The same of a packed weight, or of its first m columns when m is a multiple of 32. */
-static inline size_t iwp_gemm_weight_size(int32_t m, int32_t k, bool split) {
-    return iwp_gemm_size((size_t)m, (size_t)k) << split;
+/* 16-bit values of n packed rows (or columns) of k. */
+static inline size_t iwp_gemm_size(const struct iwp_gemm *g, size_t n, size_t k) {
+    return iwp_gemm_up(n) / 32 * (iwp_gemm_up(k) / 32) * (size_t)g->block;
 }
-size_t iwp_gemm_linear_scratch(const struct iwp_gemm_linear *op, int32_t n); /* bytes */
-size_t iwp_gemm_mlp_scratch(const struct iwp_gemm_mlp *op, int32_t n);
+/* The same of a packed weight, or of its first m columns when m is a multiple of 32. */
+static inline size_t iwp_gemm_weight_size(const struct iwp_gemm *g, int32_t m, int32_t k,
+                                          bool split) {
+    return iwp_gemm_size(g, (size_t)m, (size_t)k) << split;
+}
+/* Bytes. */
+size_t iwp_gemm_linear_scratch(const struct iwp_gemm *g, const struct iwp_gemm_linear *op,
+                               int32_t n);
+size_t iwp_gemm_mlp_scratch(const struct iwp_gemm *g, const struct iwp_gemm_mlp *op, int32_t n);
+size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d, int32_t d_v,
+                               bool split);
 /* Columns of one call of bulk: IWP_GEMM_COLS, half of them with a gate. */
 enum { IWP_GEMM_COLS = 256 };
 size_t iwp_gemm_bulk_scratch(void);
-size_t iwp_gemm_attend_scratch(int32_t n_k, int32_t d, int32_t d_v, bool split);
 
 void iwp_gemm_init_c(struct iwp_gemm *g);
+void iwp_gemm_init_c16(struct iwp_gemm *g);
 void iwp_gemm_init_avx2(struct iwp_gemm *g);
+void iwp_gemm_init_avxvnni(struct iwp_gemm *g);
 void iwp_gemm_init_avx512(struct iwp_gemm *g);
+void iwp_gemm_init_vnni(struct iwp_gemm *g);
 void iwp_gemm_init_amx(struct iwp_gemm *g);
 
 #endif

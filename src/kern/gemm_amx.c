@@ -1,5 +1,7 @@
 /* AMX: 2 × 2 tiles of sums, two of rows, two of columns; see gemm.h. */
 #if defined(__x86_64__)
+#include "kern/gemm_bf16.h"
+
 #include "kern/gemm_body.h"
 #include "kern/gemm_bulk.h"
 #include "kern/tiles.h"
@@ -47,8 +49,17 @@ static void bulk(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, vo
 }
 
 void iwp_gemm_init_amx(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){"amx",  tile_once,    pack_cols,  linear, mlp,
-                           attend, pack_rows_at, read_tiles, bulk};
+    *g = (struct iwp_gemm){.name = "amx",
+                           .form = "bf16",
+                           .block = BLOCK,
+                           .tile = tile_once,
+                           .pack_cols = pack_cols,
+                           .linear = linear,
+                           .mlp = mlp,
+                           .attend = attend,
+                           .pack_rows = pack_rows_at,
+                           .read = read_tiles,
+                           .bulk = bulk};
 }
 #else
 typedef int iwp_gemm_amx_empty;

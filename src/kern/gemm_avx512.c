@@ -1,14 +1,12 @@
 /* AVX-512: 8 rows × 32 columns are 16 registers of sums.  See gemm.h. */
 #if defined(__x86_64__)
 enum { TILE_ROWS = 8, TILE_VECS = 2 };
+#include "kern/gemm_int16.h"
+
 #include "kern/gemm_body.h"
+#include "kern/gemm_dot.h"
 
-#include "kern/gemm_plain.h"
-
-void iwp_gemm_init_avx512(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){"avx512",     tile,         pack_cols, linear_tiles, mlp_tiles,
-                           attend_tiles, pack_rows_at, NULL,      NULL};
-}
+void iwp_gemm_init_avx512(struct iwp_gemm *g) { *g = TABLE("avx512"); }
 #else
 typedef int iwp_gemm_avx512_empty;
 #endif

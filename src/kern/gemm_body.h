@@ -1,6 +1,7 @@
 /* Everything of gemm.h but the 32 × 32 product itself, written on 16-lane vectors; each gemm_<path>.c
- * defines tile() and compiles this for its instruction set.  Nothing here decides a keep-list, so
- * multiply-adds may be contracted (cmake/kern.cmake). */
+ * says what numbers are packed into (gemm_bf16.h, gemm_int16.h), includes this and defines tile(), for its
+ * instruction set.  Nothing here decides a keep-list, so multiply-adds may be contracted
+ * (cmake/kern.cmake). */
 #include <math.h>
 #include <string.h>
 
@@ -8,10 +9,18 @@
 #include "kern/gemm_sizes.h"
 #include "kern/vec16.h"
 
-enum { BLOCK = 32 * 32 }; /* values of a packed block */
+enum { SUMS = 32 * 32 }; /* of a product */
 
 static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
+
+/* Values of n packed rows (or columns) of k. */
+static inline size_t size_of(size_t n, size_t k) {
+    return iwp_gemm_up(n) / 32 * (iwp_gemm_up(k) / 32) * BLOCK;
+}
+
+/* Scales of the 32 rows or columns of a block, where packed numbers have them. */
+static inline float *scales(uint16_t *block) { return (float *)(void *)(block + 32 * 32); }
 
 static inline vf sigmoid_times(vf x, vf z) {
     return x * inverse(all(1.0f) + power2(z * all(-1.44269504f)));
@@ -85,9 +94,14 @@ static struct row_scale measure(const float *x, int32_t k, const struct iwp_gemm
     return (struct row_scale){mean, 1.0f / sqrtf(var / (float)k + norm->eps)};
 }
 
-/* One row of k values into a rows block, normed on the way when norm has weights; lo > 0: and the rest of
- * the rounding lo values further. */
-static void pack_row(uint16_t *to, size_t lo, const float *x, int32_t k,
+/* 32 neighbours of k of one row; lo > 0: and the rest of the rounding lo values further. */
+static inline void put_row(uint16_t *block, size_t lo, int32_t row, vf a, vf b) {
+    put_run(block + row * 32, scales(block) + row, a, b);
+    if (lo) put_run(block + lo + row * 32, scales(block + lo) + row, rest(a), rest(b));
+}
+
+/* k values of one row into blocks, normed on the way when norm has weights. */
+static void pack_row(uint16_t *to, size_t lo, int32_t row, const float *x, int32_t k,
                      const struct iwp_gemm_norm *norm) {
     struct row_scale r = {0, 1};
     if (norm && norm->w) r = measure(x, k, norm);
@@ -103,13 +117,13 @@ static void pack_row(uint16_t *to, size_t lo, const float *x, int32_t k,
             if (pw) load_tail(tw, pw, n), pw = tw;
             if (pb) load_tail(tb, pb, n), pb = tb;
         }
-        for (int h = 0; h < 32; h += 16) {
-            vf v = load(px + h);
-            if (pw) v = (v - all(r.mean)) * all(r.factor) * load(pw + h);
-            if (pb) v += load(pb + h);
-            save_bf16(to + h, v);
-            if (lo) save_bf16(to + lo + h, rest(v));
+        vf v[2];
+        for (int h = 0; h < 2; h++) {
+            v[h] = load(px + 16 * h);
+            if (pw) v[h] = (v[h] - all(r.mean)) * all(r.factor) * load(pw + 16 * h);
+            if (pb) v[h] += load(pb + 16 * h);
         }
+        put_row(to, lo, row, v[0], v[1]);
     }
 }
 
@@ -118,21 +132,17 @@ static void pack_rows(uint16_t *to, size_t lo, const float *x, int64_t stride, i
                       const struct iwp_gemm_norm *norm) {
     const size_t kt = iwp_gemm_up((size_t)k) / 32;
     for (int32_t i = 0; i < (int32_t)iwp_gemm_up((size_t)n); i++) {
-        uint16_t *at = to + (size_t)(i / 32) * kt * BLOCK + (size_t)(i % 32) * 32;
+        uint16_t *at = to + (size_t)(i / 32) * kt * BLOCK;
         if (i < n)
-            pack_row(at, lo, x + i * stride, k, norm);
+            pack_row(at, lo, i % 32, x + i * stride, k, norm);
         else
-            for (size_t t = 0; t < kt; t++) {
-                memset(at + t * BLOCK, 0, 64);
-                if (lo) memset(at + lo + t * BLOCK, 0, 64);
-            }
+            for (size_t t = 0; t < kt; t++) put_row(at + t * BLOCK, lo, i % 32, all(0), all(0));
     }
 }
 
 static void pack_rows_at(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
                          int32_t k, const struct iwp_gemm_norm *norm) {
-    pack_rows(rows + (size_t)first * iwp_gemm_up((size_t)k), 0, x + first * stride, stride, n, k,
-              norm);
+    pack_rows(rows + size_of((size_t)first, (size_t)k), 0, x + first * stride, stride, n, k, norm);
 }
 
 static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
@@ -140,15 +150,12 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
     for (int32_t i = 0; i < k; i += 32, panel += BLOCK) {
         uint32_t pair[32][16]; /* two neighbours of k in one number */
         const int32_t len = k - i < 32 ? k - i : 32;
-        memset(pair, 0, sizeof pair);
-        for (int32_t j = 0; j < n; j++) {
-            float t[32];
-            const float *p = w + j * stride + i;
-            if (len < 32) load_tail(t, p, len), p = t;
-            for (int h = 0; h < 2; h++) {
-                vf v = load(p + 16 * h);
-                save_bf16((uint16_t *)pair[j] + 16 * h, low ? rest(v) : v);
-            }
+        for (int32_t j = 0; j < 32; j++) {
+            float t[32] = {0};
+            const float *p = j < n ? w + j * stride + i : t;
+            if (j < n && len < 32) load_tail(t, p, len), p = t;
+            const vf a = load(p), b = load(p + 16);
+            put_run((uint16_t *)pair[j], scales(panel) + j, low ? rest(a) : a, low ? rest(b) : b);
         }
         for (int h = 0; h < 2; h++) {
             vf r[16]; /* only moved */
@@ -162,7 +169,7 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
 static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
                       bool split) {
     pack_pairs(panel, w, stride, n, k, false);
-    if (split) pack_pairs(panel + 32 * iwp_gemm_up((size_t)k), w, stride, n, k, true);
+    if (split) pack_pairs(panel + size_of(32, (size_t)k), w, stride, n, k, true);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -212,8 +219,7 @@ static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n,
                      float *y, int64_t stride, const float *res, enum iwp_gemm_act act) {
     const int32_t kt = (int32_t)(iwp_gemm_up((size_t)m->k) / 32), last = (m->m - 1) / 32;
     const struct iwp_gemm_parts cut = iwp_gemm_parts(m->k, m->split);
-    const size_t panel = (size_t)kt * BLOCK << m->split,
-                 lo = iwp_gemm_size((size_t)n, (size_t)m->k);
+    const size_t panel = (size_t)kt * BLOCK << m->split, lo = size_of((size_t)n, (size_t)m->k);
     _Alignas(64) float bias[32];
     for (int32_t p0 = 0; p0 <= last; p0 += cut.group)
         for (int32_t k0 = 0; k0 < kt; k0 += cut.step)
@@ -227,7 +233,7 @@ static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n,
                 bias_of(bias, m, p * 32);
                 for (int32_t r = 0; r < n; r += 32) {
                     float *c = sums;
-                    if (cut.group > 1) c += ((p - p0) * ((n + 31) / 32) + r / 32) * BLOCK;
+                    if (cut.group > 1) c += ((p - p0) * ((n + 31) / 32) + r / 32) * SUMS;
                     product(c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK, lo, w,
                             (size_t)kt * BLOCK, steps, m->split, k0 > 0, next);
                     if (next) next += (size_t)steps * 256;
@@ -242,9 +248,9 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
                          void *scratch) {
     uint16_t *a = scratch;
     const struct iwp_gemm_mat *m = &op->mat[0];
-    pack_rows(a, m->split ? iwp_gemm_size((size_t)n, (size_t)m->k) : 0,
-              op->x + first * op->x_stride, op->x_stride, n, m->k, &op->norm);
-    float *sums = (float *)(void *)(a + (iwp_gemm_size((size_t)n, (size_t)m->k) << m->split));
+    pack_rows(a, m->split ? size_of((size_t)n, (size_t)m->k) : 0, op->x + first * op->x_stride,
+              op->x_stride, n, m->k, &op->norm);
+    float *sums = (float *)(void *)(a + (size_of((size_t)n, (size_t)m->k) << m->split));
     int64_t at = first * op->y_stride;
     for (int32_t i = 0; i < op->n_mat; i++) {
         multiply(&op->mat[i], a, n, sums, op->y + at, op->y_stride, op->res ? op->res + at : NULL,
@@ -256,14 +262,17 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
 /* act(gate) * up as the next product's rows; columns beyond m come out as zero (no bias there). */
 static void store_rows(uint16_t *to, size_t lo, const float *up, const float *gate,
                        const float *bias_up, const float *bias_gate, enum iwp_gemm_act act) {
-    for (int32_t i = 0; i < BLOCK; i += 16) {
-        vf u = load(up + i) + load(bias_up + i % 32), v;
-        if (gate)
-            v = activate(load(gate + i) + load(bias_gate + i % 32), act) * u;
-        else
-            v = activate(u, act);
-        save_bf16(to + i, v);
-        if (lo) save_bf16(to + lo + i, rest(v));
+    for (int32_t r = 0; r < 32; r++) {
+        vf v[2];
+        for (int h = 0; h < 2; h++) {
+            const int32_t i = r * 32 + 16 * h;
+            const vf u = load(up + i) + load(bias_up + 16 * h);
+            if (gate)
+                v[h] = activate(load(gate + i) + load(bias_gate + 16 * h), act) * u;
+            else
+                v[h] = activate(u, act);
+        }
+        put_row(to, lo, r, v[0], v[1]);
     }
 }
 
@@ -271,11 +280,10 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
     const struct iwp_gemm_mat *up = &op->up, *gate = op->gate.w ? &op->gate : NULL;
     const int32_t kt = (int32_t)(iwp_gemm_up((size_t)up->k) / 32);
     const int32_t ht = (int32_t)(iwp_gemm_up((size_t)up->m) / 32);
-    const size_t lo = iwp_gemm_size((size_t)n, (size_t)up->k),
-                 panel = (size_t)kt * BLOCK << up->split;
-    const size_t lo_h = up->split ? iwp_gemm_size((size_t)n, (size_t)up->m) : 0;
+    const size_t lo = size_of((size_t)n, (size_t)up->k), panel = (size_t)kt * BLOCK << up->split;
+    const size_t lo_h = up->split ? size_of((size_t)n, (size_t)up->m) : 0;
     uint16_t *a = scratch, *h = a + (lo << up->split);
-    _Alignas(64) float c[BLOCK], g[BLOCK], bias[32], bias_gate[32];
+    _Alignas(64) float c[SUMS], g[SUMS], bias[32], bias_gate[32];
     const float *x = op->x + first * op->stride;
     pack_rows(a, up->split ? lo : 0, x, op->stride, n, up->k, &op->norm);
     for (int32_t p = 0; p < ht; p++) {
@@ -296,7 +304,7 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
                        gate ? g : NULL, bias, bias_gate, op->act);
         }
     }
-    float *sums = (float *)(void *)(h + (iwp_gemm_size((size_t)n, (size_t)up->m) << up->split));
+    float *sums = (float *)(void *)(h + (size_of((size_t)n, (size_t)up->m) << up->split));
     multiply(&op->down, h, n, sums, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
 }
 
@@ -332,54 +340,74 @@ static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64
             x = t[0];
             row = 32;
         }
-        for (int c = 0; c < 32; c += 16)
-            for (int j = 0; j < 32; j += 16) {
-                vf r[16];
+        for (int c = 0; c < 32; c += 16) {
+            vf r[2][16];
+            for (int h = 0; h < 2; h++) {
                 for (int k = 0; k < 16; k++) {
-                    r[k] = load(x + (j + k) * row + c);
-                    if (low) r[k] = rest(r[k]);
+                    r[h][k] = load(x + (16 * h + k) * row + c);
+                    if (low) r[h][k] = rest(r[h][k]);
                 }
-                transpose16(r);
-                for (int k = 0; k < 16; k++) save_bf16(to + (c + k) * 32 + j, r[k]);
+                transpose16(r[h]);
             }
+            for (int k = 0; k < 16; k++) put_row(to, 0, c + k, r[0][k], r[1][k]);
+        }
     }
 }
 
 struct step {
     float *s;    /* scores [keys][32] */
-    uint16_t *p; /* weights, columns operand; split: the rest IWP_GEMM_KEYS keys further */
+    uint16_t *p; /* weights, columns operand; split: the rest behind those of IWP_GEMM_KEYS keys */
     bool split;
     float *max, *total; /* [32] so far */
     float *factor;      /* [32] for what was summed before */
 };
 
+/* Largest of n scores, for 16 queries. */
+static inline vf top_of(const float *s, int32_t n) {
+    vf m = load(s);
+    for (int32_t i = 1; i < n; i++) m = larger(load(s + i * 32), m);
+    return m;
+}
+
+/* Weights of the keys [i, i + 32) of the n, into a columns block; their sums are added to l. */
+static void put_weights(const struct step *t, int32_t i, int32_t n, const vf m[2], float scale2,
+                        vf l[2]) {
+    uint16_t *block = t->p + (size_t)(i / 32) * BLOCK;
+    const float *s = t->s + i * 32;
+    for (int h = 0; h < 2; h++) {
+        const vf base = SCALED ? top_of(s + 16 * h, n - i < 32 ? n - i : 32) : m[h];
+        vf total = all(0);
+        for (int32_t k = 0; k < 32; k += 2) {
+            vf a = power2((load(s + k * 32 + 16 * h) - base) * all(scale2));
+            vf b = power2((load(s + k * 32 + 32 + 16 * h) - base) * all(scale2));
+            if (i + k + 1 >= n) b = all(0); /* keys that are not there weigh nothing */
+            if (i + k >= n) a = all(0);
+            total += a + b;
+            uint16_t *to = block + h * 512 + k * 16;
+            put_parts(to, a, b);
+            if (t->split) put_parts(to + size_of(IWP_GEMM_KEYS, 32), rest(a), rest(b));
+        }
+        if (SCALED) {
+            const vf f = power2((base - m[h]) * all(scale2));
+            save(scales(block) + 16 * h, pick(f > all(NOTHING), f * all(PART), all(0)));
+            total *= f;
+        }
+        l[h] += total;
+    }
+}
+
 /* One step of the running softmax over n keys (padded to n32), for 32 queries. */
 static void soften(const struct step *t, int32_t n, int32_t n32, float scale2) {
-    vf m[2] = {load(t->max), load(t->max + 16)}, old[2] = {m[0], m[1]}, l[2];
-    for (int32_t i = 0; i < n; i++) {
-        m[0] = larger(load(t->s + i * 32), m[0]);
-        m[1] = larger(load(t->s + i * 32 + 16), m[1]);
-    }
+    vf m[2], l[2];
     for (int h = 0; h < 2; h++) {
-        vf f = power2((old[h] - m[h]) * all(scale2));
+        const vf old = load(t->max + 16 * h);
+        m[h] = larger(top_of(t->s + 16 * h, n), old);
+        const vf f = power2((old - m[h]) * all(scale2));
         save(t->max + 16 * h, m[h]);
         save(t->factor + 16 * h, f);
         l[h] = load(t->total + 16 * h) * f;
     }
-    for (int32_t i = 0; i < n32; i += 2)
-        for (int h = 0; h < 2; h++) {
-            vf a = power2((load(t->s + i * 32 + 16 * h) - m[h]) * all(scale2));
-            vf b = power2((load(t->s + i * 32 + 32 + 16 * h) - m[h]) * all(scale2));
-            if (i + 1 >= n) b = all(0); /* keys that are not there weigh nothing */
-            if (i >= n) a = all(0);
-            l[h] += a + b;
-            vu w = (round_bf16(b) & 0xffff0000u) | (round_bf16(a) >> 16);
-            uint16_t *to = t->p + (size_t)(i / 32) * BLOCK + h * 512 + i % 32 * 16;
-            memcpy(to, &w, sizeof w);
-            if (!t->split) continue;
-            w = (round_bf16(rest(b)) & 0xffff0000u) | (round_bf16(rest(a)) >> 16);
-            memcpy(to + IWP_GEMM_KEYS * 32, &w, sizeof w);
-        }
+    for (int32_t i = 0; i < n32; i += 32) put_weights(t, i, n, m, scale2, l);
     save(t->total, l[0]);
     save(t->total + 16, l[1]);
 }
@@ -399,14 +427,14 @@ static struct packed divide(const struct iwp_gemm_attend *op, void *scratch) {
     struct packed w = {.kt = (int32_t)(wide / 32),
                        .vt = (int32_t)(wide_v / 32),
                        .nt = keys / 32,
-                       .lo_k = keys * wide,
-                       .lo_v = keys * wide_v,
+                       .lo_k = size_of(keys, wide),
+                       .lo_v = size_of(keys, wide_v),
                        .split = op->split};
     w.k = scratch;
     w.v = w.k + (w.lo_k << w.split);
     w.q = w.v + (w.lo_v << w.split);
-    w.p = w.q + (IWP_GEMM_QUERIES * wide << w.split);
-    w.o = (float *)(void *)(w.p + (IWP_GEMM_KEYS * 32 << w.split));
+    w.p = w.q + (size_of(IWP_GEMM_QUERIES, wide) << w.split);
+    w.o = (float *)(void *)(w.p + (size_of(IWP_GEMM_KEYS, 32) << w.split));
     w.s = w.o + IWP_GEMM_QUERIES * wide_v;
     w.max = w.s + IWP_GEMM_KEYS * 32;
     w.total = w.max + IWP_GEMM_QUERIES;
@@ -463,14 +491,14 @@ static void attend_step(const struct packed *w, int32_t query, int32_t key, int3
                 (size_t)kt * BLOCK, kt, w->split, false, NULL);
     soften(&t, n, n32, scale2);
     for (int32_t d = 0; d < w->vt; d++) {
-        float *o = w->o + ((size_t)(query / 32) * (size_t)w->vt + (size_t)d) * BLOCK;
+        float *o = w->o + ((size_t)(query / 32) * (size_t)w->vt + (size_t)d) * SUMS;
         const vf f[2] = {load(t.factor), load(t.factor + 16)};
-        for (int32_t i = 0; key > 0 && i < BLOCK; i += 16) save(o + i, load(o + i) * f[i / 16 % 2]);
+        for (int32_t i = 0; key > 0 && i < SUMS; i += 16) save(o + i, load(o + i) * f[i / 16 % 2]);
         const uint16_t *v = w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK;
         tile(o, v, w->p, n32 / 32, key > 0, NULL);
         if (!w->split) continue;
         tile(o, v + w->lo_v, w->p, n32 / 32, true, NULL);
-        tile(o, v, w->p + IWP_GEMM_KEYS * 32, n32 / 32, true, NULL);
+        tile(o, v, w->p + size_of(IWP_GEMM_KEYS, 32), n32 / 32, true, NULL);
     }
 }
 
@@ -478,7 +506,7 @@ static void attend_step(const struct packed *w, int32_t query, int32_t key, int3
 static void put_results(const struct iwp_gemm_attend *op, const struct packed *w, int32_t first,
                         int32_t n) {
     for (int32_t i = 0; i < n; i += 16) {
-        const float *o = w->o + (size_t)(i / 32) * (size_t)w->vt * BLOCK + i % 32;
+        const float *o = w->o + (size_t)(i / 32) * (size_t)w->vt * SUMS + i % 32;
         const vf part = all(1.0f) / load(w->total + i);
         for (int32_t d = 0; d < op->d_v; d += 16) {
             const int32_t len = op->d_v - d < 16 ? op->d_v - d : 16;

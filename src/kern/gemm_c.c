@@ -1,4 +1,6 @@
 /* The reference: the 32 × 32 product as it is written down; see gemm.h. */
+#include "kern/gemm_bf16.h"
+
 #include "kern/gemm_body.h"
 #include "kern/gemm_bulk.h"
 
@@ -26,6 +28,15 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
 }
 
 void iwp_gemm_init_c(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){"c",          tile,         pack_cols,  linear_tiles, mlp_tiles,
-                           attend_tiles, pack_rows_at, read_tiles, bulk_tiles};
+    *g = (struct iwp_gemm){.name = "c",
+                           .form = "bf16",
+                           .block = BLOCK,
+                           .tile = tile,
+                           .pack_cols = pack_cols,
+                           .linear = linear_tiles,
+                           .mlp = mlp_tiles,
+                           .attend = attend_tiles,
+                           .pack_rows = pack_rows_at,
+                           .read = read_tiles,
+                           .bulk = bulk_tiles};
 }

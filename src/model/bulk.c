@@ -169,7 +169,8 @@ static uint16_t *packed(const struct ggml_tensor *t) {
 
 static struct iwp_bulk_rows rows_node(struct ggml_context *ctx, struct ggml_tensor *src, int32_t n,
                                       int32_t k, ggml_custom_op_t run, struct node *node) {
-    const size_t size = iwp_gemm_size((size_t)n, (size_t)k) + ALIGN / sizeof(uint16_t);
+    const size_t size =
+        iwp_gemm_size(node->bulk->g, (size_t)n, (size_t)k) + ALIGN / sizeof(uint16_t);
     return (struct iwp_bulk_rows){ggml_custom_4d(ctx, GGML_TYPE_BF16, (int64_t)size, 1, 1, 1, &src,
                                                  1, run, GGML_N_TASKS_MAX, node),
                                   k, n};

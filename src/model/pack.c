@@ -151,7 +151,7 @@ struct ggml_tensor *iwp_pack_linear(struct ggml_context *ctx, struct ggml_tensor
         out += op->mat[i].m;
     }
     deal(node, x->ne[1]);
-    reserve(node->pack, iwp_gemm_linear_scratch(op, node->block));
+    reserve(node->pack, iwp_gemm_linear_scratch(node->pack->g, op, node->block));
     struct ggml_tensor *args[2] = {x, res};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, out, x->ne[1], 1, 1, args, res ? 2 : 1, run_linear,
                           GGML_N_TASKS_MAX, node);
@@ -180,7 +180,7 @@ struct ggml_tensor *iwp_pack_mlp(struct ggml_context *ctx, struct ggml_tensor *x
     op->down = mat(w[2], b[2]);
     op->act = (enum iwp_gemm_act)act;
     deal(node, x->ne[1]);
-    reserve(node->pack, iwp_gemm_mlp_scratch(op, node->block));
+    reserve(node->pack, iwp_gemm_mlp_scratch(node->pack->g, op, node->block));
     return ggml_custom_4d(ctx, GGML_TYPE_F32, x->ne[0], x->ne[1], 1, 1, &x, 1, run_mlp,
                           GGML_N_TASKS_MAX, node);
 }
@@ -255,8 +255,8 @@ struct ggml_tensor *iwp_pack_attend(struct iwp_pack *p, struct ggml_context *ctx
     node->op.attend.run = (struct iwp_vit_run *)(node + 1);
     memcpy(node->op.attend.run, run, (size_t)n_run * sizeof *run);
     node->deal.n_unit = windows * heads * node->op.attend.parts;
-    reserve(p, iwp_gemm_attend_scratch(longest, (int32_t)qkv[0]->ne[0], (int32_t)qkv[2]->ne[0],
-                                       p->split));
+    reserve(p, iwp_gemm_attend_scratch(p->g, longest, (int32_t)qkv[0]->ne[0],
+                                       (int32_t)qkv[2]->ne[0], p->split));
     struct ggml_tensor *args[4] = {qkv[0], qkv[1], qkv[2], angles};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, qkv[2]->ne[0] * heads, qkv[2]->ne[2], 1, 1, args,
                           angles ? 4 : 3, run_attend, GGML_N_TASKS_MAX, node);

@@ -332,19 +332,15 @@ static int is_finer(const struct iwp_gguf *g, const struct iwp_gguf_tensor *w, b
 }
 
 /* Files with f32 matrices are run exactly, by ggml: comparisons with other implementations rest on that.
- * All others are packed, split where the file's own numbers are finer than bf16; three products in place of
- * one pay off with AMX only. */
+ * All others are packed; bf16 ones split where the file's own numbers are finer. */
 static int choose_kernel(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *err) {
     const struct iwp_gguf_tensor *w = iwp_gguf_find_tensor(g, "v.blk.0.attn_out.weight");
     const struct iwp_gemm *best = iwp_gemm_get();
-    bool split;
     t->info.kernel = "ggml";
     if (!best || t->b->plain_weights || !w || w->type == GGML_TYPE_F32) return 0;
-    IWP_TRY(is_finer(g, w, &split, err));
-    if (split && strcmp(best->name, "amx") != 0) return 0;
+    if (!best->fine) IWP_TRY(is_finer(g, w, &t->info.split, err));
     t->info.kernel = best->name;
-    t->info.split = split;
-    return iwp_pack_new(&t->pack, best, split, t->b->n_thread, err);
+    return iwp_pack_new(&t->pack, best, t->info.split, t->b->n_thread, err);
 }
 
 static int open_tower(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *err) {
@@ -359,7 +355,8 @@ static int open_tower(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *er
     IWP_TRY(declare_all(t, g, err));
     IWP_TRY(load_newline(t, g, &newline, err));
     IWP_TRY(iwp_weights_load(t->w, "load vision tower", err));
-    iwp_log(IWP_LOG_DEBUG, "vision tower: %s%s%s", t->info.kernel, t->pack ? ", packed bf16" : "",
+    iwp_log(IWP_LOG_DEBUG, "vision tower: %s%s%s%s", t->info.kernel, t->pack ? ", packed " : "",
+            t->pack ? iwp_pack_gemm(t->pack)->form : "",
             t->info.split ? " twice (the file's numbers are finer)" : "");
     if (newline) {
         t->newline = malloc((size_t)t->info.d_model * sizeof *t->newline);

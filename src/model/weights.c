@@ -91,7 +91,8 @@ static struct ggml_tensor *packed_tensor(struct iwp_weights *w, struct ggml_cont
     p->k = (int32_t)src->ne[0];
     p->m = (int32_t)src->ne[1];
     p->split = iwp_pack_split(w->pack);
-    const size_t n = iwp_gemm_weight_size(p->m, p->k, p->split) + PACK_ALIGN / sizeof(uint16_t);
+    const size_t n = iwp_gemm_weight_size(iwp_pack_gemm(w->pack), p->m, p->k, p->split) +
+                     PACK_ALIGN / sizeof(uint16_t);
     struct ggml_tensor *t = ggml_new_tensor_1d(ctx, GGML_TYPE_BF16, (int64_t)n);
     t->extra = *out = p;
     t->op_params[0] = IWP_PACKED_MARK;
@@ -229,6 +230,7 @@ static int reserve_scratch(struct reader *r, const struct iwp_gguf_tensor *src, 
 static int pack_item(const struct iwp_weights *w, const struct item *it, struct reader *r,
                      iwp_err *err) {
     struct iwp_packed *p = it->packed;
+    const struct iwp_gemm *g = iwp_pack_gemm(p->pack);
     const enum ggml_type type = (enum ggml_type)it->src->type;
     const size_t row = ggml_row_size(type, p->k), all = (size_t)IWP_GEMM_SIDE * (size_t)p->k;
     const uintptr_t at = (uintptr_t)it->t->data;
@@ -246,8 +248,8 @@ static int pack_item(const struct iwp_weights *w, const struct item *it, struct 
         IWP_TRY(read_bytes(w, it->src, r, from, (uint64_t)first * row, (uint64_t)n * row, err));
         if (type != GGML_TYPE_F32)
             ggml_get_type_traits(type)->to_float(from, r->panel, (int64_t)n * p->k);
-        iwp_pack_gemm(p->pack)->pack_cols(p->data + iwp_gemm_weight_size(first, p->k, p->split),
-                                          r->panel, p->k, n, p->k, p->split);
+        g->pack_cols(p->data + iwp_gemm_weight_size(g, first, p->k, p->split), r->panel, p->k, n,
+                     p->k, p->split);
     }
     return 0;
 }

@@ -1,0 +1,12 @@
+/* AVX-VNNI, AVX2 with a dot product: 4 rows × 16 columns are 8 registers of sums.  See gemm.h. */
+#if defined(__x86_64__)
+enum { TILE_ROWS = 4, TILE_VECS = 1 };
+#include "kern/gemm_int16.h"
+
+#include "kern/gemm_body.h"
+#include "kern/gemm_dot.h"
+
+void iwp_gemm_init_avxvnni(struct iwp_gemm *g) { *g = TABLE("avxvnni"); }
+#else
+typedef int iwp_gemm_avxvnni_empty;
+#endif

@@ -1,0 +1,12 @@
+/* AVX-512 with a dot product: 8 rows × 32 columns are 16 registers of sums.  See gemm.h. */
+#if defined(__x86_64__)
+enum { TILE_ROWS = 8, TILE_VECS = 2 };
+#include "kern/gemm_int16.h"
+
+#include "kern/gemm_body.h"
+#include "kern/gemm_dot.h"
+
+void iwp_gemm_init_vnni(struct iwp_gemm *g) { *g = TABLE("vnni"); }
+#else
+typedef int iwp_gemm_vnni_empty;
+#endif
