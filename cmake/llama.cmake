@@ -4,6 +4,7 @@
 # Target: iwp_llama.  Variables: IWP_LLAMA_BUILD (folder with include/, lib/ and, once `llama-peers` was
 # built, bin/) and IWP_LLAMA_TREE (the source tree with its models/ and test vectors).
 option(IWP_SYSTEM_LLAMA "link installed ggml and libllama" OFF)
+set(IWP_LLAMA_CPU "" CACHE STRING "avx512 or avx2: ggml for a CPU that ends there, to measure without AMX")
 set(IWP_LLAMA_SOURCE "" CACHE PATH "a llama.cpp source tree to use instead of the pinned one")
 
 add_library(iwp_llama INTERFACE)
@@ -20,6 +21,9 @@ endif()
 set(recipe ${CMAKE_SOURCE_DIR}/scripts/build-llama --cc ${CMAKE_C_COMPILER} --cxx ${CMAKE_CXX_COMPILER})
 if(IWP_LLAMA_SOURCE)
   list(APPEND recipe --source ${IWP_LLAMA_SOURCE})
+endif()
+if(IWP_LLAMA_CPU)
+  list(APPEND recipe --cpu ${IWP_LLAMA_CPU})
 endif()
 # Sanitizer flags of the environment must not reach the shared libraries: the recipe takes none from here.
 message(STATUS "ggml and libllama: looking for a build for this machine (the first one takes several minutes)")
