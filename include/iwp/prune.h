@@ -199,7 +199,8 @@ enum iwp_budget_rule {
 enum iwp_budget_scope { IWP_SCOPE_GLOBAL, IWP_SCOPE_IMAGE, IWP_SCOPE_TILE, IWP_SCOPE_FRAME };
 
 /* How many tokens stay.  N counts codes 1 and 2, or only code 1 when separators are exempt (they
- * are then kept on top).  M = max(1, round-half-even(keep * N)); per unit for scopes but global. */
+ * are then kept on top).  M = max(1, round-half-even(keep * N)); per unit for scopes but global, where
+ * a count is shared out (iwp_keep_share) and must be at least the number of units. */
 struct iwp_budget {
     double keep;    /* fraction kept, (0,1]; used when n_keep is 0 */
     int32_t n_keep; /* or the count itself, 1 … N */
@@ -241,6 +242,9 @@ IWP_API int iwp_params_renumbers(const struct iwp_params *p, int32_t n_pos);
 IWP_API int iwp_keep_parse(const char *text, double *keep, iwp_err *err);
 /* max(1, round-half-even(keep * n)). */
 IWP_API int32_t iwp_keep_count(double keep, int32_t n);
+/* m tokens over k units of size n[i]: the counts above at the ratio where they add up to m; of units that
+ * would grow at the same ratio the first do.  No unit is left empty: fewer than units give one to each. */
+IWP_API void iwp_keep_share(int32_t m, const int32_t *n, int32_t k, int32_t *keep);
 
 /* ---- Plans: where in the network a method cuts ----------------------------------------------- */
 

@@ -322,6 +322,14 @@ fail:
     return rc;
 }
 
+/* Units that a scope keeps at least one token of. */
+static int32_t count_units(const struct iwp_params *p, const struct iwp_input *in, int32_t nv) {
+    int32_t n = 0;
+    for (int32_t i = 0; in->unit && p->budget.scope != IWP_SCOPE_GLOBAL && i < nv; i++)
+        if (in->unit[i] >= n) n = in->unit[i] + 1;
+    return n;
+}
+
 static int32_t count_separators(const struct iwp_input *in) {
     int32_t n = 0;
     for (int32_t i = 0; i < in->n; i++) n += in->code[i] == IWP_CODE_SEPARATOR;
@@ -337,10 +345,13 @@ static int choose(struct iwp_session *s, const struct iwp_step *t, int32_t nv,
     void *ws = NULL;
     int rc = 0;
     /* What a schedule counted; one plain cut leaves the rounding to the method. */
-    if (s->n_stage > 1 || p.budget.rule == IWP_RULE_LAYER_AVERAGE ||
-        p.budget.rule == IWP_RULE_MATCHED)
-        p.budget.n_keep = s->stage[t->stage].n_keep;
+    const bool counted = s->n_stage > 1 || p.budget.rule == IWP_RULE_LAYER_AVERAGE ||
+                         p.budget.rule == IWP_RULE_MATCHED;
     IWP_TRY_GOTO(give(s, &g, t->stage, err));
+    if (counted) {
+        const int32_t n = s->stage[t->stage].n_keep, least = count_units(&p, &g.in, nv);
+        p.budget.n_keep = n < least ? least : n;
+    }
     /* Where the data decide (SparseVLM's rank) the plan is only a bound, and may exceed what is left. */
     const int32_t left = nv - (p.budget.keep_separators == 1 ? count_separators(&g.in) : 0);
     if (s->n_stage > 1 && p.budget.n_keep > left) p.budget.n_keep = left;

@@ -254,26 +254,6 @@ struct tile {
     int32_t item, rows, cls, n, keep;
 };
 
-/* Shares m of the tokens of tiles [0, n) by their counts: whole parts, then the largest remainders. */
-static void share(struct tile *t, int32_t n, int64_t m) {
-    int64_t total = 0, left = m;
-    for (int32_t i = 0; i < n; i++) total += t[i].n;
-    for (int32_t i = 0; i < n; i++) left -= t[i].keep = (int32_t)(total ? m * t[i].n / total : 0);
-    for (; left > 0; left--) {
-        int32_t best = -1;
-        int64_t rest = -1;
-        for (int32_t i = 0; i < n; i++) {
-            const int64_t r = m * t[i].n - (int64_t)t[i].keep * total;
-            if (t[i].keep < t[i].n && r > rest) {
-                best = i;
-                rest = r;
-            }
-        }
-        if (best < 0) return;
-        t[best].keep++;
-    }
-}
-
 static int count_tiles(struct work *w, struct tile **out, int32_t *n_out, iwp_err *err) {
     const struct iwp_tower_info *v = iwp_tower_info(w->m->tower);
     const bool qwen = v->pre.kind == IWP_PRE_QWEN2_5_VL;
@@ -304,29 +284,33 @@ static int count_tiles(struct work *w, struct tile **out, int32_t *n_out, iwp_er
     return 0;
 }
 
-/* Counts by the budget's scope: all tiles together, those of an item, or each alone. */
-static void budget_tiles(const struct iwp_budget *b, struct tile *tile, int32_t n) {
-    int64_t total = 0;
-    for (int32_t i = 0; i < n; i++) total += tile[i].n;
-    const double keep = b->n_keep ? (double)b->n_keep / (double)total : b->keep;
+/* Counts by the budget's scope: all tiles together, those of an item, or each alone.  A count is shared
+ * over all tiles at once, whatever the scope. */
+static int budget_tiles(const struct iwp_budget *b, struct tile *tile, int32_t n, iwp_err *err) {
+    int32_t *size = malloc(2 * ((size_t)n + 1) * sizeof *size), *keep = size + n + 1;
+    IWP_REQUIRE(size, err, IWP_ENOMEM, "out of memory");
+    for (int32_t i = 0; i < n; i++) size[i] = tile[i].n;
     for (int32_t i = 0, j; i < n; i = j) {
-        int64_t here = 0;
+        int32_t here = 0;
         for (j = i; j < n; j++) {
-            const bool apart = b->scope == IWP_SCOPE_GLOBAL  ? false
+            const bool apart = b->n_keep || b->scope == IWP_SCOPE_GLOBAL ? false
                                : b->scope == IWP_SCOPE_IMAGE ? tile[j].item != tile[i].item
                                                              : j > i;
             if (apart) break;
-            here += tile[j].n;
+            here += size[j];
         }
-        share(tile + i, j - i,
-              b->n_keep && here == total ? b->n_keep : iwp_keep_count(keep, (int32_t)here));
+        iwp_keep_share(b->n_keep ? b->n_keep : iwp_keep_count(b->keep, here), size + i, j - i,
+                       keep + i);
     }
+    for (int32_t i = 0; i < n; i++) tile[i].keep = keep[i];
+    free(size);
     for (int32_t i = 0; i < n; i++) {
         const bool all = tile[i].keep >= tile[i].n; /* padding too */
         tile[i].keep -= tile[i].cls;
         if (all || tile[i].keep > tile[i].rows) tile[i].keep = tile[i].rows;
         if (tile[i].keep < 1) tile[i].keep = 1;
     }
+    return 0;
 }
 
 static int check_tiles(const struct iwp_params *p, const struct tile *tile, int32_t n,
@@ -340,8 +324,9 @@ static int check_tiles(const struct iwp_params *p, const struct tile *tile, int3
     IWP_REQUIRE(m <= total, err, IWP_EINVAL, "--keep-tokens %lld: there are %lld visual tokens",
                 (long long)m, (long long)total);
     if (!m) m = iwp_keep_count(p->budget.keep, (int32_t)total);
-    IWP_REQUIRE(p->budget.scope != IWP_SCOPE_GLOBAL || m >= least, err, IWP_EINVAL,
-                "method %s reaches %d to %lld of %lld tokens, not %lld",
+    const bool each = p->budget.scope != IWP_SCOPE_GLOBAL && p->budget.n_keep == 0;
+    IWP_REQUIRE(each || m >= least, err, IWP_EINVAL,
+                "--keep: method %s reaches %d to %lld of %lld tokens, not %lld",
                 iwp_method_info(p->method)->name, least, (long long)total, (long long)total,
                 (long long)m);
     return 0;
@@ -357,7 +342,7 @@ static int set_merging(struct work *w, struct iwp_prompt *p, iwp_err *err) {
     if (!after) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
     IWP_TRY_GOTO(count_tiles(w, &tile, &n, err));
     IWP_TRY_GOTO(check_tiles(&w->r->tower, tile, n, err));
-    budget_tiles(&w->r->tower.budget, tile, n);
+    IWP_TRY_GOTO(budget_tiles(&w->r->tower.budget, tile, n, err));
     for (int32_t i = 0; i < n; i++) {
         struct iwp_item *it = &w->item[tile[i].item];
         int32_t *keep = realloc(it->keep, (size_t)(it->n_keep + 1) * sizeof *keep);

@@ -184,6 +184,27 @@ int32_t iwp_keep_count(double keep, int32_t n) {
     return m > n ? n : (int32_t)m;
 }
 
+static int64_t sum_counts(double keep, const int32_t *n, int32_t k) {
+    int64_t sum = 0;
+    for (int32_t i = 0; i < k; i++) sum += iwp_keep_count(keep, n[i]);
+    return sum;
+}
+
+void iwp_keep_share(int32_t m, const int32_t *n, int32_t k, int32_t *keep) {
+    double lo = 0, hi = 1;
+    for (int i = 0; i < 64; i++) { /* until lo and hi are neighbours */
+        const double r = (lo + hi) / 2;
+        *(sum_counts(r, n, k) < m ? &lo : &hi) = r;
+    }
+    int64_t left = m - sum_counts(lo, n, k);
+    for (int32_t i = 0; i < k; i++) {
+        keep[i] = iwp_keep_count(lo, n[i]);
+        const int more = left > 0 && iwp_keep_count(hi, n[i]) > keep[i];
+        keep[i] += more;
+        left -= more;
+    }
+}
+
 int iwp_budget_check(const struct iwp_budget *b, int32_t n, iwp_err *err) {
     if (b->n_keep != 0)
         IWP_REQUIRE(b->n_keep >= 1 && b->n_keep <= n, err, IWP_EINVAL,
@@ -273,11 +294,18 @@ static int make_view(struct iwp_view *v, const struct iwp_params *p, const struc
     }
     v->unit_keep[0] = v->n_keep;
     if (scoped) {
-        double keep = p->budget.n_keep ? (double)p->budget.n_keep / v->n_pool : p->budget.keep;
-        v->n_keep = 0;
-        for (int32_t u = 0; u < v->n_unit; u++)
-            v->n_keep += v->unit_keep[u] =
-                iwp_keep_count(keep, v->unit_first[u + 1] - v->unit_first[u]);
+        int32_t *size = count; /* done with */
+        for (int32_t u = 0; u < v->n_unit; u++) size[u] = v->unit_first[u + 1] - v->unit_first[u];
+        if (p->budget.n_keep) {
+            IWP_REQUIRE(p->budget.n_keep >= v->n_unit, err, IWP_EINVAL,
+                        "--keep-tokens %d: each of the %d units of --budget-scope keeps at least 1",
+                        p->budget.n_keep, v->n_unit);
+            iwp_keep_share(p->budget.n_keep, size, v->n_unit, v->unit_keep);
+        } else {
+            v->n_keep = 0;
+            for (int32_t u = 0; u < v->n_unit; u++)
+                v->n_keep += v->unit_keep[u] = iwp_keep_count(p->budget.keep, size[u]);
+        }
     }
     memset(v->chosen, 0, (size_t)v->n_pool);
     for (int32_t i = 0; i < v->n_pool; i++) v->sizes[i] = 1;
@@ -288,14 +316,14 @@ static int run(const struct iwp_params *p, const struct iwp_input *in, void *sta
                const struct iwp_exec *exec, struct iwp_view *v, struct iwp_arena *a, iwp_err *err) {
     struct iwp_need need[IWP_TENSOR_COUNT];
     IWP_TRY(make_view(v, p, in, exec, a, err));
-    int n = iwp_params_needs(p, in->stage, need, IWP_TENSOR_COUNT);
-    IWP_TRY(check_shapes(in, need, n, err));
     if ((p->method->info.flags & IWP_METHOD_ENGINE_ONLY) && !in->project)
         return iwp_err_set(
             err, IWP_EMISSING, "method %s is engine-only: %s missing, arrays are not enough",
             p->method->info.name,
             p->method->info.site == IWP_SITE_MEDIA ? "the picture, which it makes smaller, is"
                                                    : "the projector of a loaded model is");
+    int n = iwp_params_needs(p, in->stage, need, IWP_TENSOR_COUNT);
+    IWP_TRY(check_shapes(in, need, n, err));
     if (p->method->check) IWP_TRY(p->method->check(v, err));
     if (!iwp_arena_counting(a) && !p->method->checks_finite)
         for (int i = 0; i < n; i++)

@@ -179,6 +179,14 @@ def test_units():
     d = select("--keep", "0.25", "--budget-scope", "image", path=path)
     per = [sum(1 for i in d["keep_indices"] if i * 3 // N == u) for u in range(3)]
     check(per == [3, 3, 3], f"3 of 12 in each unit: {per}")
+    sizes = [20, 12, 4]  # a count is the sum over the units, however it is rounded in each
+    uneven = [u for u, n in enumerate(sizes) for _ in range(n)]
+    path = changed("uneven", unit=("I32", [N], uneven))
+    for n in (*range(3, 20), N - 1, N):
+        d = select("--keep-tokens", str(n), "--budget-scope", "image", path=path)
+        per = [sum(1 for i in d["keep_indices"] if uneven[i] == u) for u in range(3)]
+        check(sum(per) == n and min(per) >= 1 and all(abs(k - n * s / N) <= 1 or k == 1 for k, s in zip(per, sizes)), f"{n} shared: {per}")
+    refused(["select", path, "--keep-tokens", "2", "--budget-scope", "image"], 2, "--keep-tokens 2", "3 units")
     refused(["select", changed("unit-bad", unit=("I32", [N - 1], [0] * (N - 1))), "--keep", ".3"], (1, 2), "unit")
     refused(["select", changed("unit-neg", unit=("I32", [N], [-1] * N)), "--keep", ".3"], (1, 2), "unit")
 
