@@ -210,10 +210,7 @@ int iwp_bench_eval(int argc, char **argv) {
     if (rc >= 0) rc = iwp_eval_args_check(&grid, &err);
     if (rc < 0) return iwp_cli_usage("bench eval", &err);
     rc = work(&a, &grid, &model, &err);
-    if (rc < 0)
-        code = err.code == IWP_EINVAL && strncmp(err.msg, "--", 2) == 0
-                   ? iwp_cli_usage("bench eval", &err)
-                   : iwp_cli_fail("bench eval", &err);
+    if (rc < 0) code = iwp_cli_fail("bench eval", &err);
     iwp_model_args_free(&model);
     return code;
 }

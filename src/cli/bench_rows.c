@@ -50,7 +50,7 @@ static int add_case(const struct iwp_bench_grid *g, const char *name, const char
     if (keep) {
         const struct iwp_method *method;
         IWP_TRY(iwp_cli_find_method(name, &method, err));
-        IWP_TRY(iwp_keep_parse(keep, &row.keep, err));
+        IWP_TRY(iwp_cli_keep(keep, &row.keep, err));
         iwp_params_default(&pp, method);
         pp.budget.keep = row.keep;
         pp.layer = g->layer;

@@ -26,12 +26,16 @@ int iwp_bench_prefill(int argc, char **argv);   /* builds with the engine */
 int iwp_bench_e2e(int argc, char **argv);       /* builds with the engine */
 int iwp_bench_eval(int argc, char **argv);      /* builds with the engine */
 
-/* Prints `iwp CMD: message` and returns the exit code: 2 for IWP_CLI_USAGE, else by status. */
+/* Print `iwp CMD: message` and return the exit code.  A flag whose value only the model or a file can
+ * judge is still a usage error: _fail knows it by the message, which begins with the flag. */
 int iwp_cli_fail(const char *cmd, const iwp_err *err);
 int iwp_cli_usage(const char *cmd, const iwp_err *err);
 
 /* What -o FORMAT (NULL: not given) says, beside --json: text or json. */
 int iwp_cli_output(const char *format, bool *json, iwp_err *err);
+
+/* One item of a list of budgets, --keep R,... */
+int iwp_cli_keep(const char *text, double *keep, iwp_err *err);
 
 /* --overlay FILE.png (NULL: not given): PNG is what is drawn. */
 int iwp_cli_overlay(const char *path, iwp_err *err);

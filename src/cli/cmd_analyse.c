@@ -111,10 +111,8 @@ static int fill_prune(const struct args *a, struct iwp_analyse_job *job, iwp_err
     IWP_REQUIRE(a->keep.n <= IWP_ANALYSE_MAX_KEEP, err, IWP_EINVAL, "--keep: more than %d budgets",
                 IWP_ANALYSE_MAX_KEEP);
     job->n_keep = a->keep.n ? a->keep.n : 3;
-    for (int32_t i = 0; i < job->n_keep; i++) {
-        const int rc = iwp_keep_parse(a->keep.n ? a->keep.at[i] : defaults[i], &job->keep[i], err);
-        if (rc < 0) return iwp_err_prefix(err, rc, "--keep");
-    }
+    for (int32_t i = 0; i < job->n_keep; i++)
+        IWP_TRY(iwp_cli_keep(a->keep.n ? a->keep.at[i] : defaults[i], &job->keep[i], err));
     IWP_REQUIRE(a->prune.n <= IWP_ANALYSE_MAX_METHOD, err, IWP_EINVAL,
                 "--prune: more than %d methods", IWP_ANALYSE_MAX_METHOD);
     for (int32_t i = 0; i < a->prune.n; i++) {
@@ -185,8 +183,7 @@ int iwp_cmd_analyse(int argc, char **argv) {
     }
     rc = work(&a, &names, &model, &err);
     if (rc < 0)
-        code = err.code == IWP_EINVAL &&
-                       (strncmp(err.msg, "--", 2) == 0 || strncmp(err.msg, "unknown a", 9) == 0)
+        code = err.code == IWP_EINVAL && strncmp(err.msg, "unknown a", 9) == 0
                    ? iwp_cli_usage("analyse", &err)
                    : iwp_cli_fail("analyse", &err);
 done:

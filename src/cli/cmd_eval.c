@@ -202,10 +202,7 @@ int iwp_cmd_eval(int argc, char **argv) {
         goto done;
     }
     rc = work(&a, &grid, &model, &err);
-    if (rc < 0)
-        code = err.code == IWP_EINVAL && strncmp(err.msg, "--", 2) == 0
-                   ? iwp_cli_usage("eval", &err)
-                   : iwp_cli_fail("eval", &err);
+    if (rc < 0) code = iwp_cli_fail("eval", &err);
 done:
     iwp_model_args_free(&model);
     iwp_strings_free(&none);

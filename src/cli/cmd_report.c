@@ -145,10 +145,7 @@ int iwp_cmd_report(int argc, char **argv) {
         goto done;
     }
     rc = work(&a, &dirs, &err);
-    if (rc < 0)
-        code = err.code == IWP_EINVAL && strncmp(err.msg, "--", 2) == 0
-                   ? iwp_cli_usage("report", &err)
-                   : iwp_cli_fail("report", &err);
+    if (rc < 0) code = iwp_cli_fail("report", &err);
 done:
     iwp_strings_free(&dirs);
     return code;

@@ -14,8 +14,9 @@
 static const struct iwp_opt run_opts[] = {
     {"-p, --prompt", "TEXT", IWP_OPT_TEXT, AT(prompt), 0, 0, NULL,
      "the question; without it: a chat"},
-    {"--image", "FILE", IWP_OPT_COMMAS, AT(image), 0, 0, NULL,
-     "picture (JPEG, PNG, WebP, GIF); repeatable"},
+    {"--image", "FILE,...", IWP_OPT_FILES, AT(image), 0, 0, NULL,
+     "picture (JPEG, PNG, WebP, GIF); repeatable, or several with commas between (a name that is a "
+     "file's is taken whole)"},
     {"--video", "FILE|DIR", IWP_OPT_LIST, AT(video), 0, 0, NULL,
      "film (MP4, MOV, MKV, WebM, AVI, GIF), folder of frames in name order, or .txt list of "
      "frames; "
@@ -252,6 +253,9 @@ int iwp_cmd_run(int argc, char **argv) {
     sigaction(SIGINT, &sa, NULL);
     rc = check_outputs(&j.args, &err);
     if (rc >= 0) iwp_engine_prune_note(&j.prune_args);
+    if (rc >= 0 && j.args.prompt && j.args.video.n == 0 && (j.args.frames > 0 || j.args.fps > 0))
+        iwp_log(IWP_LOG_INFO, "%s has no effect without --video",
+                j.args.frames > 0 ? "--frames" : "--fps");
     if (rc >= 0) rc = open_all(&j, &err);
     if (rc >= 0) {
         if (j.args.prompt)
@@ -259,10 +263,8 @@ int iwp_cmd_run(int argc, char **argv) {
         else
             code = iwp_run_chat(&j);
     }
-    /* A flag whose value only the model can judge is still a usage error. */
     if (rc < 0)
-        code = err.code == IWP_EINVAL && strncmp(err.msg, "--", 2) == 0 ? iwp_cli_usage("run", &err)
-                                                                        : iwp_cli_fail("run", &err);
+        code = iwp_cli_fail("run", &err);
     else if (j.args.prompt && iwp_run_interrupts)
         code = IWP_CLI_INTERRUPTED;
 done:

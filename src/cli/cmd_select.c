@@ -19,6 +19,7 @@ struct args {
     int32_t threads;
     bool scores, json;
     const char *output, *overlay, *image, *grid;
+    int32_t rows, cols; /* what --grid says */
 };
 
 /* Everything one selection owns. */
@@ -212,13 +213,21 @@ static int read_input(struct job *j, iwp_err *err) {
     struct iwp_need need[IWP_TENSOR_COUNT];
     int n = iwp_params_needs(&j->params, 0, need, IWP_TENSOR_COUNT);
     IWP_REQUIRE(n >= 0, err, IWP_EINTERNAL, "cannot tell what the method needs");
+    /* No array makes up for a model: the selection itself says so. */
+    if (iwp_method_info(j->params.method)->flags & IWP_METHOD_ENGINE_ONLY) return 0;
     for (int i = 0; i < n; i++) IWP_TRY(read_array(j, need[i].tensor, need[i].optional, err));
     return 0;
 }
 
+/* The file is at fault, unless a flag is. */
+static int blame(const struct job *j, int rc, iwp_err *err) {
+    if (strncmp(err->msg, "--", 2) == 0) return rc;
+    return iwp_err_prefix(err, rc, "%.150s", iwp_st_path(j->st));
+}
+
 static int run(struct job *j, bool want_scores, iwp_err *err) {
     int64_t bytes = iwp_select_workspace(&j->params, &j->in, &j->exec, err);
-    if (bytes < 0) return iwp_err_prefix(err, (int)bytes, "%.150s", iwp_st_path(j->st));
+    if (bytes < 0) return blame(j, (int)bytes, err);
     int64_t state = iwp_select_state(&j->params, &j->in);
     size_t n = (size_t)j->n_visual;
     j->workspace_bytes = ((size_t)bytes + 127) / 64 * 64;
@@ -235,7 +244,7 @@ static int run(struct job *j, bool want_scores, iwp_err *err) {
     int rc = iwp_select(&j->params, &j->in, j->state, j->workspace, j->workspace_bytes, &j->exec,
                         &j->sel, err);
     j->select_ms = iwp_clock_ms() - t0;
-    return rc < 0 ? iwp_err_prefix(err, rc, "%.150s", iwp_st_path(j->st)) : 0;
+    return rc < 0 ? blame(j, rc, err) : 0;
 }
 
 static void release(struct job *j) {
@@ -363,25 +372,27 @@ static bool parse_grid(const char *text, int32_t *rows, int32_t *cols) {
     return true;
 }
 
-static int find_grid(const struct job *j, const char *flag, int32_t *rows, int32_t *cols,
+static int find_grid(const struct job *j, const struct args *a, int32_t *rows, int32_t *cols,
                      iwp_err *err) {
-    const char *text = flag ? flag : iwp_st_metadata(j->st, "grid");
-    if (text) {
-        IWP_REQUIRE(parse_grid(text, rows, cols), err, IWP_EINVAL, "%s: '%.40s' is not ROWSxCOLS",
-                    flag ? "--grid" : "metadata 'grid'", text);
-    } else {
+    const char *text = a->grid ? NULL : iwp_st_metadata(j->st, "grid");
+    *rows = a->rows;
+    *cols = a->cols;
+    if (text)
+        IWP_REQUIRE(parse_grid(text, rows, cols), err, IWP_EINVAL,
+                    "%.150s: metadata 'grid': '%.40s' is not ROWSxCOLS", iwp_st_path(j->st), text);
+    else if (!a->grid)
         *rows = *cols = (int32_t)lround(sqrt(j->n_image));
-        IWP_REQUIRE(*rows * *cols == j->n_image, err, IWP_EINVAL,
-                    "%d visual tokens are no square: give --grid ROWSxCOLS", j->n_image);
-    }
+    IWP_REQUIRE(a->grid || text || *rows * *cols == j->n_image, err, IWP_EINVAL,
+                "--grid: %d visual tokens are no square, give ROWSxCOLS", j->n_image);
     IWP_REQUIRE((int64_t)*rows * *cols == j->n_image, err, IWP_EINVAL,
-                "--grid: %d x %d cells for %d visual tokens", *rows, *cols, j->n_image);
+                "%s: %d x %d cells for %d visual tokens", text ? "metadata 'grid'" : "--grid",
+                *rows, *cols, j->n_image);
     return 0;
 }
 
 static int draw(const struct job *j, const struct args *a, iwp_err *err) {
     struct iwp_overlay o = {0};
-    IWP_TRY(find_grid(j, a->grid, &o.rows, &o.cols, err));
+    IWP_TRY(find_grid(j, a, &o.rows, &o.cols, err));
     struct iwp_image im = {0};
     if (a->image) {
         IWP_TRY(iwp_image_load(a->image, NULL, &im, err));
@@ -420,6 +431,16 @@ static int check_files(const char *file, const struct args *a, const struct iwp_
     return iwp_cli_overlay(a->overlay, err);
 }
 
+static int check_flags(struct args *a, iwp_err *err) {
+    IWP_TRY(iwp_cli_output(a->output, &a->json, err));
+    IWP_REQUIRE(!a->grid || parse_grid(a->grid, &a->rows, &a->cols), err, IWP_EINVAL,
+                "--grid: '%.40s' is not ROWSxCOLS", a->grid);
+    if (!a->overlay && (a->image || a->grid))
+        iwp_log(IWP_LOG_INFO, "%s has no effect without --overlay FILE.png",
+                a->image ? "--image" : "--grid");
+    return 0;
+}
+
 int iwp_cmd_select(int argc, char **argv) {
     struct args a = {0};
     struct iwp_prune_args prune = IWP_PRUNE_ARGS_DEFAULT;
@@ -436,7 +457,7 @@ int iwp_cmd_select(int argc, char **argv) {
     if (rc == 1) goto done;
     if (rc >= 0) rc = check_files(files.at[0], &a, &logs, &err);
     if (rc >= 0) rc = iwp_log_args_apply(&logs, &err);
-    if (rc >= 0) rc = iwp_cli_output(a.output, &a.json, &err);
+    if (rc >= 0) rc = check_flags(&a, &err);
     if (rc >= 0) rc = iwp_prune_args_params(&prune, "iwp", &j.params, &err);
     if (rc >= 0) rc = iwp_cpu_check(&err);
     if (rc < 0) {

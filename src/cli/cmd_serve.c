@@ -193,10 +193,7 @@ int iwp_cmd_serve(int argc, char **argv) {
     iwp_engine_prune_note(&prune);
     if (rc >= 0) rc = iwp_model_args_engine(&model, &p.engine, &err);
     if (rc >= 0) rc = iwp_server_run(&p, &err);
-    if (rc < 0)
-        code = err.code == IWP_EINVAL && strncmp(err.msg, "--", 2) == 0
-                   ? iwp_cli_usage("serve", &err)
-                   : iwp_cli_fail("serve", &err);
+    if (rc < 0) code = iwp_cli_fail("serve", &err);
 done:
     iwp_model_args_free(&model);
     iwp_prune_args_free(&prune);

@@ -16,6 +16,7 @@ int iwp_cli_usage(const char *cmd, const iwp_err *err) {
 
 int iwp_cli_fail(const char *cmd, const iwp_err *err) {
     if (err->code == IWP_ECANCELLED) return IWP_CLI_INTERRUPTED;
+    if (err->code == IWP_EINVAL && strncmp(err->msg, "--", 2) == 0) return iwp_cli_usage(cmd, err);
     iwp_log(IWP_LOG_ERROR, "iwp %s: %s", cmd, err->msg);
     return IWP_CLI_FAILURE;
 }
@@ -28,6 +29,11 @@ int iwp_cli_output(const char *format, bool *json, iwp_err *err) {
     IWP_REQUIRE(!text || !*json, err, IWP_EINVAL, "--json and -o text exclude each other");
     *json = !text;
     return 0;
+}
+
+int iwp_cli_keep(const char *text, double *keep, iwp_err *err) {
+    int rc = iwp_keep_parse(text, keep, err);
+    return rc < 0 ? iwp_err_prefix(err, rc, "--keep") : 0;
 }
 
 int iwp_cli_overlay(const char *path, iwp_err *err) {
@@ -77,7 +83,7 @@ const struct iwp_opt iwp_prune_opts[] = {
     {"--keep", "R", IWP_OPT_KEEP, AT(keep), 0, 0, NULL,
      "fraction of the visual tokens that is kept: 0.222 or 22.2%"},
     {"--keep-tokens", "N", IWP_OPT_INT, AT(keep_tokens), 1, 1 << 30, NULL,
-     "number of visual tokens that is kept, instead of --keep"},
+     "number of visual tokens that is kept in all, instead of --keep"},
     {"--image-pruning-rate, --video-pruning-rate", "R", IWP_OPT_DROP, AT(keep), 0, 0, NULL,
      "fraction removed, = 1 - keep (vLLM's way to say it)"},
     {"--prune-layer", "L", IWP_OPT_INT, AT(layer), 0, 1000, NULL,
@@ -86,9 +92,13 @@ const struct iwp_opt iwp_prune_opts[] = {
      "options of the method; repeatable"},
     {"--budget-rule", "RULE", IWP_OPT_CHOICE, AT(rule), 0, 0,
      "default|cut|layer-average|matched|as-published",
-     "what --keep counts: default (the method's), cut, layer-average, matched or as-published"},
+     "what --keep R counts: cut (R of the N visual tokens stay after the last cut, rounded half to "
+     "even, at least 1), layer-average (the mean over all layers of what they process), matched "
+     "(that mean as one cut before layer 4 has it), as-published (the authors' rule) or default "
+     "(cut; layer-average for methods that cut several times, unless --prune-layer is given)"},
     {"--budget-scope", "SCOPE", IWP_OPT_CHOICE, AT(scope), 0, 0, "global|image|tile|frame",
-     "one budget for all, or one in each image, tile or frame"},
+     "one budget for all, or --keep in each image, tile or frame; --keep-tokens is then shared out "
+     "by their sizes, at least 1 each"},
     {"--keep-separators", "[=0|1]", IWP_OPT_TRI, AT(keep_separators), 0, 0, NULL,
      "row separators are kept on top of the budget (default: the method's)"},
     IWP_OPT_END};
@@ -115,8 +125,18 @@ int iwp_prune_args_params(const struct iwp_prune_args *a, const char *method, st
     const struct iwp_method *m = NULL;
     IWP_TRY(iwp_cli_find_method(a->method ? a->method : method, &m, err));
     iwp_params_default(p, m);
+    const enum iwp_opt_source keep = iwp_opts_source("--keep"),
+                              rate = iwp_opts_source("--image-pruning-rate"),
+                              tokens = iwp_opts_source("--keep-tokens");
+    IWP_REQUIRE(keep == IWP_OPT_UNSET || keep != rate, err, IWP_EINVAL,
+                "--keep and --image-pruning-rate exclude each other");
     bool ratio = a->keep > 0, count = a->keep_tokens > 0;
-    IWP_REQUIRE(!ratio || !count, err, IWP_EINVAL, "--keep and --keep-tokens exclude each other");
+    if (ratio && count) { /* the command line wins */
+        const enum iwp_opt_source part = keep > rate ? keep : rate;
+        IWP_REQUIRE(part != tokens, err, IWP_EINVAL, "--keep and --keep-tokens exclude each other");
+        ratio = part > tokens;
+        count = !ratio;
+    }
     if (ratio) p->budget.keep = a->keep;
     if (count) p->budget.n_keep = a->keep_tokens;
     p->budget.rule = (enum iwp_budget_rule)a->rule;

@@ -12,7 +12,7 @@
 
 #define AT(field) offsetof(struct iwp_eval_args, field)
 const struct iwp_opt iwp_question_opts[] = {
-    {"--tasks", "A,B|FILE.jsonl", IWP_OPT_COMMAS, AT(tasks), 0, 0, NULL,
+    {"--tasks", "A,B|FILE.jsonl", IWP_OPT_FILES, AT(tasks), 0, 0, NULL,
      "manifests (JSONL), NAME=FILE.jsonl to set their task, or task names found in --data"},
     {"--limit", "N", IWP_OPT_INT, AT(limit), 1, INT32_MAX, NULL,
      "about N samples per task: whole groups, all categories alike (default: all)"},
@@ -38,7 +38,7 @@ const struct iwp_opt iwp_grid_opts[] = {
     {"--prune-layer", "L", IWP_OPT_INT, AT(layer), 0, 1000, NULL,
      "decoder layer whose input is cut (default: the method's)"},
     {"--budget-rule", "RULE", IWP_OPT_CHOICE, AT(rule), 0, 0,
-     "default|cut|layer-average|matched|as-published", "what --keep counts"},
+     "default|cut|layer-average|matched|as-published", "what --keep counts, see `iwp run --help`"},
     {"--budget-scope", "SCOPE", IWP_OPT_CHOICE, AT(scope), 0, 0, "global|image|tile|frame",
      "one budget for all, or one in each image, tile or frame"},
     {"--keep-separators", "[=0|1]", IWP_OPT_TRI, AT(keep_separators), 0, 0, NULL,
@@ -203,10 +203,7 @@ static int check_option(const struct iwp_eval_args *a, const char *o, const char
 
 /* Budgets are read whatever the methods are: a wrong one is a mistake beside `none` too. */
 static int read_budgets(const struct iwp_eval_args *a, double *keep, int32_t *count, iwp_err *err) {
-    for (int32_t k = 0; k < a->keep.n; k++) {
-        int rc = iwp_keep_parse(a->keep.at[k], &keep[k], err);
-        if (rc < 0) return iwp_err_prefix(err, rc, "--keep");
-    }
+    for (int32_t k = 0; k < a->keep.n; k++) IWP_TRY(iwp_cli_keep(a->keep.at[k], &keep[k], err));
     for (int32_t k = 0; k < a->keep_tokens.n; k++) {
         int64_t n;
         IWP_REQUIRE(iwp_parse_int(a->keep_tokens.at[k], 1, 1 << 30, &n), err, IWP_EINVAL,

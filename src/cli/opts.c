@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/err.h"
 #include "iwp/prune.h"
@@ -18,7 +19,7 @@ struct slot {
     bool from_env, from_args;
 };
 
-/* One command is parsed per process; the table stays for iwp_opts_given(). */
+/* One command is parsed per process; the table stays for iwp_opts_source(). */
 static struct slot slots[MAX_OPTS];
 static int n_slot;
 
@@ -122,6 +123,10 @@ struct cut_value {
 };
 static struct cut_value *cut_values;
 
+static bool is_list(const struct iwp_opt *o) {
+    return o->kind == IWP_OPT_LIST || o->kind == IWP_OPT_COMMAS || o->kind == IWP_OPT_FILES;
+}
+
 static int set_commas(struct iwp_strings *s, const char *where, const char *value, iwp_err *err) {
     const size_t size = strlen(value) + 1;
     struct cut_value *copy = malloc(sizeof *copy + size);
@@ -150,8 +155,7 @@ static int set_value(struct slot *s, const char *where, const char *value, bool 
     char *at = (char *)s->out + o->offset;
     double real = 0;
     int64_t whole = 0;
-    bool is_list = o->kind == IWP_OPT_LIST || o->kind == IWP_OPT_COMMAS;
-    if (is_list && !env && s->from_env) { /* the command line replaces the environment's list */
+    if (is_list(o) && !env && s->from_env) { /* the command line replaces the environment's list */
         iwp_strings_free((struct iwp_strings *)(void *)at);
         s->from_env = false;
     }
@@ -181,25 +185,24 @@ static int set_value(struct slot *s, const char *where, const char *value, bool 
                     "%s: '%.40s' is not a number from %g to %g", where, value, o->lo, o->hi);
         *(double *)(void *)at = real;
         break;
-    case IWP_OPT_KEEP: {
-        iwp_err why;
-        if (iwp_keep_parse(value, &real, &why) < 0)
-            return iwp_err_set(
-                err, IWP_EINVAL,
-                "%s: '%.40s' is not a fraction kept above 0 up to 1 (0.222 or 22.2%%)", where,
-                value);
+    case IWP_OPT_KEEP:
+        if (iwp_keep_parse(value, &real, err) < 0)
+            return iwp_err_prefix(err, IWP_EINVAL, "%s", where);
         *(double *)(void *)at = real;
         break;
-    }
     case IWP_OPT_DROP:
         IWP_REQUIRE(iwp_parse_real(value, &real) && real >= 0 && real < 1, err, IWP_EINVAL,
                     "%s: '%.40s' is not a fraction removed from 0 to below 1", where, value);
         *(double *)(void *)at = 1 - real;
         break;
     case IWP_OPT_TEXT: *(const char **)(void *)at = value; break;
-    case IWP_OPT_LIST: IWP_TRY(strings_add((struct iwp_strings *)(void *)at, value, err)); break;
+    case IWP_OPT_LIST:
     case IWP_OPT_COMMAS:
-        IWP_TRY(set_commas((struct iwp_strings *)(void *)at, where, value, err));
+    case IWP_OPT_FILES:
+        if (o->kind == IWP_OPT_LIST || (o->kind == IWP_OPT_FILES && access(value, F_OK) == 0))
+            IWP_TRY(strings_add((struct iwp_strings *)(void *)at, value, err));
+        else
+            IWP_TRY(set_commas((struct iwp_strings *)(void *)at, where, value, err));
         break;
     case IWP_OPT_CHOICE: IWP_TRY(set_choice(o, where, value, (int32_t *)(void *)at, err)); break;
     }
@@ -274,9 +277,10 @@ static struct slot *find(const char *name, size_t len) {
     return NULL;
 }
 
-bool iwp_opts_given(const char *name) {
-    struct slot *s = find(name, strlen(name));
-    return s && (s->from_args || s->from_env);
+enum iwp_opt_source iwp_opts_source(const char *name) {
+    const struct slot *s = find(name, strlen(name));
+    if (!s) return IWP_OPT_UNSET;
+    return s->from_args ? IWP_OPT_FROM_ARGS : s->from_env ? IWP_OPT_FROM_ENV : IWP_OPT_UNSET;
 }
 
 /* The variable of this flag, when it is set: its name in `name`. */

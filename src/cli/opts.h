@@ -26,6 +26,7 @@ enum iwp_opt_kind {
     IWP_OPT_TEXT,   /* const char * */
     IWP_OPT_LIST,   /* struct iwp_strings: repeatable */
     IWP_OPT_COMMAS, /* struct iwp_strings: repeatable, and split at commas */
+    IWP_OPT_FILES,  /* the same, but a value that is the name of a file stays whole */
     IWP_OPT_CHOICE, /* int32_t: index into `choices` */
 };
 
@@ -68,8 +69,9 @@ enum { IWP_CLI_OK = 0, IWP_CLI_FAILURE = 1, IWP_CLI_USAGE = 2, IWP_CLI_INTERRUPT
  * `args`.  Returns 0, 1 when `--help` was printed (exit 0), or a negative status with err filled. */
 int iwp_opts_parse(const struct iwp_command *cmd, const struct iwp_opt_group *groups, int argc,
                    char **argv, struct iwp_strings *args, iwp_err *err);
-/* Was this option (any of its names) on the command line or in the environment? */
-bool iwp_opts_given(const char *name);
+/* Where the value of this option (any of its names) comes from; larger ones win. */
+enum iwp_opt_source { IWP_OPT_UNSET, IWP_OPT_FROM_ENV, IWP_OPT_FROM_ARGS };
+enum iwp_opt_source iwp_opts_source(const char *name);
 
 void iwp_opts_help(const struct iwp_command *cmd, const struct iwp_opt_group *groups, FILE *f);
 

@@ -135,7 +135,8 @@ static int set_prune(struct chat *c, const char *method, const char *keep, iwp_e
             a.keep = 0;
             a.keep_tokens = (int32_t)n;
         } else {
-            IWP_TRY(iwp_keep_parse(keep, &a.keep, err));
+            int rc = iwp_keep_parse(keep, &a.keep, err);
+            if (rc < 0) return iwp_err_prefix(err, rc, "/keep");
             a.keep_tokens = 0;
         }
     }

@@ -151,8 +151,7 @@ int iwp_keep_parse(const char *text, double *keep, iwp_err *err) {
         end++;
     }
     IWP_REQUIRE(!bad && !*end && x > 0 && x <= 1, err, IWP_EINVAL,
-                "--keep %s: the fraction kept must be above 0 and at most 1 (0.222 or 22.2%%)",
-                text);
+                "'%.40s' is not a fraction kept above 0 up to 1 (0.222 or 22.2%%)", text);
     *keep = x;
     return 0;
 }

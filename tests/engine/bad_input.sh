@@ -34,6 +34,13 @@ expect 1 "mmproj" "${m[@]}" "${q[@]}" --image "$picture"
 expect 1 "nothere.png" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$dir/nothere.png"
 for f in bad.jpg empty.png cut.png; do expect 1 "$f" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$dir/$f"; done
 expect 2 "--prune-layer" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune iwp --keep 0.5 --prune-layer 8
+expect 2 "--prune-layer: method divprune" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune divprune --keep 0.5 --prune-layer 2
+expect 2 "--prune-layer: method tome" "${m[@]}" "${q[@]}" --prune tome --keep 0.5 --prune-layer 2
+for method in scope tome; do
+    expect 2 "--prune-opt cls=1" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune $method --keep 0.5 --prune-opt cls=1
+done
+expect 2 "--prune-opt merge=4" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune scope --keep 0.5 --prune-opt merge=4
+expect 2 "--keep-tokens 1: each of the 2 units" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --image "$picture" --prune iwp --keep-tokens 1 --budget-scope image
 expect 2 "--keep" "${m[@]}" "${q[@]}" --prune iwp --keep 1.5
 expect 2 "--keep" "${m[@]}" "${q[@]}" --prune iwp --keep 0
 expect 2 "iwq" "${m[@]}" "${q[@]}" --prune iwq --keep 0.5
@@ -62,7 +69,7 @@ expect 2 "--image-max-tokens" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" 
 expect 2 "--image-min-tokens" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --image-min-tokens 1000
 expect 1 "not the mmproj of" "${m[@]}" -mm "$data/golden/gguf/qwen2.5-vl-mmproj.gguf" "${q[@]}" --image "$picture"
 expect 2 "--overlay" "${m[@]}" "${mm[@]}" "${q[@]}" --overlay "$dir/x.png"
-expect 1 "resize reaches" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune resize --keep-tokens 1
+expect 2 "resize reaches" "${m[@]}" "${mm[@]}" "${q[@]}" --image "$picture" --prune resize --keep-tokens 1
 IWP_CPU=sse9 expect 2 "not supported" "${m[@]}" "${q[@]}"
 # Counts past 32 bits are refused in a chat, not cut off.
 for n in 4294967298 99999999999999999999; do

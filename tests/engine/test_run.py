@@ -4,6 +4,7 @@ usage: test_run.py PROGRAM DATA        (standard library only)"""
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -66,11 +67,19 @@ def pictures(d, base, picture):
     drawn = {(int(x) // 10, int(y) // 10) for x, y in re.findall(r'<rect x="(\d+)" y="(\d+)"', svg)}
     check(drawn == want and 0 < len(want) < rows * cols, "cells of the SVG: %d, kept %d" % (len(drawn), len(want)))
 
+    for name in ("a,b.png", "c.png"):
+        shutil.copy(picture, os.path.join(d, name))
+    two = [a if a != picture else "%s/c.png,%s/c.png" % (d, d) for a in ask]
+    check(len(json.loads(iwp(*two))["images"]) == 2, "two pictures with a comma between")
+    comma = [a if a != picture else d + "/a,b.png" for a in ask]
+    check([i["file"] for i in json.loads(iwp(*comma))["images"]] == [d + "/a,b.png"], "a comma in a picture's name")
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--prune", "iwp"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     check("without --keep keeps all" in said.stderr, "a method without a budget: " + said.stderr)
     check(json.loads(said.stdout)["tokens"]["visual_kept"] == got["tokens"]["visual"], "a method without a budget keeps all")
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--keep", "0.5"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     check("--keep has no effect without --prune" in said.stderr, "a budget without a method: " + said.stderr)
+    said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--frames", "4"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    check("--frames has no effect without --video" in said.stderr, "frames of no video: " + said.stderr)
     for flags in (cut, []):
         said = subprocess.run([PROGRAM, *ask, "-lv", "3", *flags], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
         check("without --" not in said.stderr, "no note when there is a budget, or no method")

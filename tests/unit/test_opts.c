@@ -9,7 +9,7 @@ struct args {
     int32_t tri, number, choice;
     double real, keep;
     const char *text;
-    struct iwp_strings list, commas;
+    struct iwp_strings list, commas, files;
 };
 
 #define AT(f) offsetof(struct args, f)
@@ -23,6 +23,7 @@ static const struct iwp_opt opts[] = {
     {"-p, --prompt", "TEXT", IWP_OPT_TEXT, AT(text), 0, 0, NULL, "a text"},
     {"--opt, --option", "K=V", IWP_OPT_LIST, AT(list), 0, 0, NULL, "repeatable"},
     {"--image", "FILE", IWP_OPT_COMMAS, AT(commas), 0, 0, NULL, "repeatable and split"},
+    {"--file", "FILE,...", IWP_OPT_FILES, AT(files), 0, 0, NULL, "split unless it exists"},
     {"--mode", "M", IWP_OPT_CHOICE, AT(choice), 0, 0, "one|two|three", "a choice"},
     IWP_OPT_END};
 
@@ -35,6 +36,7 @@ static iwp_err err;
 static int parse(int argc, const char *const *argv) {
     iwp_strings_free(&a.list);
     iwp_strings_free(&a.commas);
+    iwp_strings_free(&a.files);
     iwp_strings_free(&rest);
     memset(&a, 0, sizeof a);
     a.tri = -1;
@@ -51,7 +53,10 @@ TEST(values) {
     CHECK_INT(PARSE("--flag", "--tri=0", "-ngl", "7", "--temp=0.5", "file", "--mode", "two"), 0);
     CHECK(a.flag && a.tri == 0 && a.number == 7 && a.real == 0.5 && a.choice == 1);
     CHECK(rest.n == 1 && strcmp(rest.at[0], "file") == 0);
-    CHECK(iwp_opts_given("-ngl") && iwp_opts_given("--gpu-layers") && !iwp_opts_given("--keep"));
+    CHECK_INT(iwp_opts_source("-ngl"), IWP_OPT_FROM_ARGS);
+    CHECK_INT(iwp_opts_source("--gpu-layers"), IWP_OPT_FROM_ARGS);
+    CHECK_INT(iwp_opts_source("--keep"), IWP_OPT_UNSET);
+    CHECK_INT(iwp_opts_source("--nosuch"), IWP_OPT_UNSET);
     CHECK_INT(PARSE("--gpu-layers=-1", "--tri", "--keep", "22.2%", "-p", "--x=y"), 0);
     CHECK(a.number == -1 && a.tri == 1 && !a.flag);
     CHECK_NEAR(a.keep, 0.222, 1e-12);
@@ -60,6 +65,13 @@ TEST(values) {
     CHECK_NEAR(a.keep, 0.25, 1e-12);
     CHECK_INT(PARSE("--opt", "a=1,b=2", "--opt", "c=3", "--image", "x,y", "--image=z"), 0);
     CHECK(a.list.n == 2 && a.commas.n == 3 && strcmp(a.commas.at[1], "y") == 0);
+    CHECK_INT(PARSE("--file", "x,y"), 0);
+    CHECK_INT(a.files.n, 2);
+    FILE *f = fopen("opts,file.txt", "w");
+    CHECK(f && fclose(f) == 0);
+    CHECK_INT(PARSE("--file", "opts,file.txt", "--file", "x,opts"), 0);
+    CHECK(a.files.n == 3 && strcmp(a.files.at[0], "opts,file.txt") == 0);
+    remove("opts,file.txt");
     CHECK_INT(PARSE("--", "--flag", "-"), 0);
     CHECK(!a.flag && rest.n == 2);
 }
@@ -144,6 +156,7 @@ int main(void) {
     test_nearest();
     iwp_strings_free(&a.list);
     iwp_strings_free(&a.commas);
+    iwp_strings_free(&a.files);
     iwp_strings_free(&rest);
     return test_done();
 }
