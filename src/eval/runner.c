@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -353,6 +354,11 @@ static void unlist_refused(struct grid *g) {
         for (int32_t i = 0; i < g->j->run->n_config; i++)
             if (g->refuse[i].code && !strcmp(list->config[k].dir, g->j->run->config[i].dir))
                 list->config[k].refused = !list->config[k].stored;
+    for (int32_t i = 0; i < g->j->run->n_config; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/%s", g->j->dir, g->j->run->config[i].dir);
+        if (g->refuse[i].code) rmdir(path); /* one with answers stays */
+    }
     iwp_eval_run_write(list, g->j->dir, NULL); /* what is told is the refusal */
 }
 
