@@ -51,7 +51,7 @@ static const struct iwp_opt bench_opts[] = {
     {"--cpu-time", NULL, IWP_OPT_FLAG, AT(cpu_time), 0, 0, NULL,
      "measure CPU time of the process instead of wall time: for one thread on a busy machine"},
     {"-o, --output", "FORMAT", IWP_OPT_CHOICE, AT(output), 0, 0, "md|json|csv",
-     "md (default), json or csv"},
+     "md (default, fits a terminal), json or csv (all columns)"},
     IWP_OPT_END};
 #undef AT
 
@@ -64,8 +64,8 @@ static const struct iwp_command command = {
     .usage = "[options]",
     .about = "Times selections on clustered random tokens. gemm: OpenBLAS sgemm doing the products "
              "of the method's own Gram or attention block, in the same run (iwp: of the pairs its "
-             "selector compares); bound: 1.3 gemm + 20 ms; blas: a plain version of a greedy "
-             "method on BLAS; read: a plain read of k and v.",
+             "selector compares); ws: scratch memory. json and csv also have bound: 1.3 gemm + 20 "
+             "ms; blas: a plain version of a greedy method on BLAS; read: a plain read of k and v.",
     .examples = examples,
 };
 
@@ -278,8 +278,8 @@ static int rig_products(struct rig *g, const struct args *a, const struct iwp_pa
     if (strcmp(row->method, "iwp") == 0) {
         row->pairs =
             strcmp(row->selector, "topk") != 0 ? count_pairs(row->selector, row->tokens, m) : 0;
-        row->product[0] = pair_product(row->pairs, a->dim, 2 * a->kv_heads);
         row->n_product = row->pairs > 0;
+        if (row->n_product) row->product[0] = pair_product(row->pairs, a->dim, 2 * a->kv_heads);
     } else if (a->opt.n == 0) {
         row->n_product = iwp_peer_products(row->method, &d->in, row->tokens, m, row->product);
     }
@@ -397,25 +397,29 @@ static const char *cell(char buf[24], const char *format, double x) {
 }
 
 static void print_row(const struct args *a, struct iwp_json_out *j, const struct row *r) {
-    char products[160], c[8][24];
+    char products[160], c[8][24], name[32];
     put_products(r, products, sizeof products);
     if (a->output == 1) {
         print_json(j, r, products);
         return;
     }
-    const char *fmt = a->output == 2
-                          ? "%s,%s,%d,%.3f,%d,%d,%d,%.3f,%.3f,%s,%s,%s,%s,%.1f,%s,%s,%s,%s\n"
-                          : "| %-11s | %-8s | %6d | %.3f | %5d | %d | %3d | %9.3f | %9.3f | %9s | "
-                            "%5s | %5s | %5s "
-                            "| %7.1f | %6s | %7s | %5s | %s |\n";
-    const double all = iwp_product_count(r->product, r->n_product);
-    printf(fmt, r->method, r->selector, r->tokens, r->keep, r->n_keep, r->threads, r->runs,
-           r->median, r->p95, cell(c[0], "%.3f", r->gemm),
-           cell(c[1], "%.2f", r->gemm > 0 ? r->median / r->gemm : 0),
-           cell(c[2], "%.2f", r->pairs > 0 ? r->median * 1e6 / r->pairs : 0),
-           cell(c[3], "%.2f", r->read / r->median), (double)r->bytes / 1048576,
-           cell(c[4], "%.1f", bound(r)), cell(c[5], "%.1f", r->blas), cell(c[6], "%.2f", all / 1e9),
-           products);
+    const double all = iwp_product_count(r->product, r->n_product),
+                 mib = (double)r->bytes / 1048576;
+    cell(c[0], "%.3f", r->gemm);
+    const double ratio = r->gemm > 0 ? r->median / r->gemm : 0;
+    cell(c[1], ratio < 100 ? "%.2f" : "%.0f", ratio);
+    if (a->output == 2)
+        printf("%s,%s,%d,%.3f,%d,%d,%d,%.3f,%.3f,%s,%s,%s,%s,%.1f,%s,%s,%s,%s\n", r->method,
+               r->selector, r->tokens, r->keep, r->n_keep, r->threads, r->runs, r->median, r->p95,
+               c[0], c[1], cell(c[2], "%.2f", r->pairs > 0 ? r->median * 1e6 / r->pairs : 0),
+               cell(c[3], "%.2f", r->read / r->median), mib, cell(c[4], "%.1f", bound(r)),
+               cell(c[5], "%.1f", r->blas), cell(c[6], "%.2f", all / 1e9), products);
+    else {
+        snprintf(name, sizeof name, "%s%s%s", r->method, *r->selector == '-' ? "" : " ",
+                 *r->selector == '-' ? "" : r->selector);
+        printf("| %-12s | %6d | %.3f | %5d | %2d | %9.3f | %9.3f | %9s | %5s | %6.1f |\n", name,
+               r->tokens, r->keep, r->n_keep, r->threads, r->median, r->p95, c[0], c[1], mib);
+    }
     fflush(stdout);
 }
 
@@ -455,7 +459,7 @@ static int run_method(const struct args *a, const struct iwp_method *m, const ch
                                   .selector = selector ? selector : "-",
                                   .tokens = n};
                 IWP_TRY_GOTO(whole(a->threads.at[ih], 1, IWP_POOL_MAX, "--threads", &threads, err));
-                IWP_TRY_GOTO(iwp_keep_parse(a->keep.at[ik], &p.budget.keep, err));
+                IWP_TRY_GOTO(iwp_cli_keep(a->keep.at[ik], &p.budget.keep, err));
                 row.keep = p.budget.keep;
                 if (all && strcmp(row.method, "tome") == 0 && row.keep < 0.5) {
                     /* One step on arrays merges at most half; in a tower every block is a step. */
@@ -480,7 +484,7 @@ static int check_lists(const struct args *a, const struct iwp_strings *selector,
         IWP_TRY(whole(a->tokens.at[i], 1, 1 << 22, "--tokens", &x, err));
     for (int32_t i = 0; i < a->threads.n; i++)
         IWP_TRY(whole(a->threads.at[i], 1, IWP_POOL_MAX, "--threads", &x, err));
-    for (int32_t i = 0; i < a->keep.n; i++) IWP_TRY(iwp_keep_parse(a->keep.at[i], &keep, err));
+    for (int32_t i = 0; i < a->keep.n; i++) IWP_TRY(iwp_cli_keep(a->keep.at[i], &keep, err));
     for (int32_t i = 0; i < a->method.n && !all; i++) {
         const struct iwp_method *m = NULL;
         struct iwp_params p;
@@ -554,12 +558,12 @@ int iwp_bench_select(int argc, char **argv) {
     } else {
         printf("cpu path %s, %d query heads, %d KV heads, head size %d\n\n", iwp_cpu_name(),
                a.heads, a.kv_heads, a.dim);
-        puts(
-            "| method      | selector | tokens | keep  |  kept | t | run | median ms |    p95 ms | "
-            "  gemm ms | ratio | ns/pr |  read |  ws MiB |  bound | blas ms | GMAdd | products |");
-        puts(
-            "|-------------|----------|-------:|------:|------:|--:|----:|----------:|----------:|-"
-            "---------:|------:|------:|------:|--------:|-------:|--------:|------:|----------|");
+        puts("| method       | tokens | keep  |  kept |  t | median ms |    p95 ms |   gemm ms | "
+             "ratio "
+             "| ws MiB |");
+        puts("|--------------|-------:|------:|------:|---:|----------:|----------:|----------:|---"
+             "---:"
+             "|-------:|");
     }
     const bool all = a.method.n == 1 && strcmp(a.method.at[0], "all") == 0;
     for (int32_t i = 0; i < (all ? iwp_method_count() : a.method.n) && rc >= 0; i++) {

@@ -311,6 +311,9 @@ def test_bench_select():
     for args, word in ((["--tokens", "64,99999999999"], "--tokens"), (["--keep", "0.2,7"], "--keep"), (["-t", "1,0"], "--threads"),
                        (["--method", "iwp,nosuch"], "nosuch"), (["--selector", "nosuch"], "nosuch"), (["--opt", "nosuch=1"], "nosuch")):
         refused(["bench", "select", "-r", "1", *args], 2, word)
+    refused(["bench", "select", "--keep", "7"], 2, "iwp bench select: --keep: '7' is not")
+    table = run("bench", "select", "--method", "all", "--tokens", "64", "--keep", "0.5", "-t", "1", "-r", "1").stdout
+    check(all(len(line) <= 100 for line in table.splitlines()) and "| pyramiddrop" in table and "| iwp pc-mmr" in table, f"bench select: {table}")
 
 
 def test_bench_machine():
