@@ -143,6 +143,11 @@ struct iwp_prompt_request {
 /* Fills resize_*, tap_* and the tower's method from what a method reads; call after setting its options.  NULL: none. */
 IWP_API void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_params *prune);
 
+/* Before any request: whether this model can do what a method asks, with the limits of r (its parts are not
+ * looked at).  Returns the visual tokens of the largest picture, 0 without a tower. */
+IWP_API int iwp_engine_try(iwp_engine *e, const struct iwp_prompt_request *r,
+                           const struct iwp_params *prune, iwp_err *err);
+
 IWP_API int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
                               iwp_err *err);
 IWP_API void iwp_engine_prompt_free(iwp_prompt *p); /* NULL is fine */

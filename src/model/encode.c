@@ -276,13 +276,29 @@ static int shrink(const struct iwp_pre_params *p, struct iwp_item *it, iwp_err *
     struct iwp_pre_fit fit;
     IWP_TRY(
         iwp_pre_fit_tokens(p, it->width, it->height, it->n_frame, it->mode, it->target, &fit, err));
-    IWP_REQUIRE(fit.n_token <= it->target, err, IWP_EINVAL,
-                "method resize reaches %d to %d visual tokens with this model, not %d", fit.n_token,
-                it->plan.n_token, it->target);
+    IWP_REQUIRE(
+        fit.n_token <= it->target, err, IWP_EINVAL,
+        "--keep: method resize reaches %d to %d visual tokens of %s with this model, not %d",
+        fit.n_token, it->plan.n_token, it->label, it->target);
     it->small_w = fit.w;
     it->small_h = fit.h;
     it->mode = fit.mode;
     return iwp_pre_plan_make(p, fit.w, fit.h, it->n_frame, fit.mode, &it->plan, err);
+}
+
+int iwp_encoder_try(struct iwp_encoder *e, const struct iwp_prompt_request *r, iwp_err *err) {
+    struct iwp_item it = {
+        .mode = IWP_PRE_SINGLE, .label = "a picture", .width = 4096, .height = 4096, .n_frame = 1};
+    struct iwp_pre_params p;
+    IWP_TRY(iwp_item_plan(e, &it, r, err));
+    const int32_t n = it.plan.n_token;
+    it.target = r->resize_tokens > 0 ? r->resize_tokens
+                : r->resize_keep > 0 ? iwp_keep_count(r->resize_keep, n)
+                                     : 0;
+    if (it.target == 0 || it.target >= n) return n;
+    IWP_TRY(limits(e, &it, r, &p, err));
+    IWP_TRY(shrink(&p, &it, err));
+    return n;
 }
 
 /* A small copy of frame i, for drawings. */
@@ -574,10 +590,7 @@ int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp
     struct iwp_pre_params p;
     IWP_TRY(limits(e, it, r, &p, err));
     IWP_TRY(iwp_item_plan(e, it, r, err));
-    if (it->target > 0) {
-        int rc = shrink(&p, it, err);
-        if (rc < 0) return iwp_err_prefix(err, rc, "%s", it->label);
-    }
+    if (it->target > 0) IWP_TRY(shrink(&p, it, err));
     /* The pixels are wanted, the rows may be known already. */
     c = r->dump ? NULL : find(e, key);
     if (c && holds(c, r)) {

@@ -52,6 +52,9 @@ int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
 /* Decodes (once) a picture and plans with the limits of the request. */
 int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                   iwp_err *err);
+/* Visual tokens of a picture larger than any that is usual; an error when the request's limits or its
+ * `resize` cannot be had from even that. */
+int iwp_encoder_try(struct iwp_encoder *e, const struct iwp_prompt_request *r, iwp_err *err);
 /* Fills it->out and it->plan, from the cache when it can. */
 int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                     iwp_err *err);

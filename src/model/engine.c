@@ -186,6 +186,23 @@ int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_pro
     return 0;
 }
 
+int iwp_engine_try(iwp_engine *e, const struct iwp_prompt_request *r,
+                   const struct iwp_params *prune, iwp_err *err) {
+    struct iwp_prompt_request one = *r;
+    struct iwp_stage stage[IWP_STAGE_MAX];
+    if (!e->prompter || !e->prompter->encoder) return 0;
+    iwp_prompt_request_for(&one, prune);
+    const int n = iwp_encoder_try(e->prompter->encoder, &one, err);
+    if (n < 0 || !prune) return n;
+    IWP_TRY(iwp_tower_check_options(e->prompter->tower, prune, err));
+    if (one.in_tower || iwp_method_info(prune->method)->site == IWP_SITE_MEDIA) return n;
+    /* Several pictures have more tokens. */
+    const int32_t count = prune->budget.n_keep > n ? prune->budget.n_keep : n;
+    const struct iwp_plan_shape shape = {.n_layer = e->d.n_layer, .n_visual = count};
+    IWP_TRY(iwp_plan(prune, &shape, stage, IWP_STAGE_MAX, err));
+    return n;
+}
+
 int iwp_engine_prepare(iwp_engine *e, const struct iwp_prompt_request *r, iwp_pictures **out,
                        iwp_err *err) {
     *out = NULL;

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/hash.h"
+#include "model/prompter.h"
 
 struct iwp_session_params iwp_session_default_params(void) {
     return (struct iwp_session_params){.n_chunk = 512, .reserve = 256};
@@ -243,6 +244,8 @@ static int set_method(struct iwp_session *s, const struct iwp_params *prune, iwp
     if (!prune) return 0;
     s->prune = *prune;
     const struct iwp_method_info *m = iwp_method_info(prune->method);
+    if (s->e->prompter && s->e->prompter->tower)
+        IWP_TRY(iwp_tower_check_options(s->e->prompter->tower, prune, err));
     /* Pictures were shrunk before they came here; without visual tokens there is nothing to do. */
     if (m->site == IWP_SITE_MEDIA || s->p->n_visual == 0) return 0;
     if (s->p->tower_keep) { /* done inside the tower; what is left goes through the cut */

@@ -404,6 +404,24 @@ void iwp_tower_free(struct iwp_tower *t) {
 }
 
 const struct iwp_tower_info *iwp_tower_info(const struct iwp_tower *t) { return &t->info; }
+int iwp_tower_check_options(const struct iwp_tower *t, const struct iwp_params *p, iwp_err *err) {
+    struct iwp_params usual;
+    iwp_params_default(&usual, p->method);
+    const struct iwp_option *o = iwp_method_info(p->method)->options;
+    for (; o && o->name; o++) {
+        const bool cls = strcmp(o->name, "cls") == 0;
+        char have[32], def[32], want[16];
+        if (!cls && strcmp(o->name, "merge") != 0) continue;
+        snprintf(want, sizeof want, "%d", cls ? t->info.has_class : t->info.merge);
+        iwp_params_print(p, o, have, sizeof have);
+        iwp_params_print(&usual, o, def, sizeof def);
+        IWP_REQUIRE(!strcmp(have, def) || !strcmp(have, want), err, IWP_EINVAL,
+                    "--prune-opt %s=%s: with this vision tower it is %s (%s)", o->name, have, want,
+                    cls ? "no class token" : "rows of a token");
+    }
+    return 0;
+}
+
 size_t iwp_tower_bytes(const struct iwp_tower *t) { return iwp_weights_bytes(t->w); }
 const float *iwp_tower_newline(const struct iwp_tower *t) { return t->newline; }
 

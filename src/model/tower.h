@@ -40,6 +40,9 @@ int iwp_tower_new(struct iwp_tower **out, struct iwp_backend *b, const struct iw
 void iwp_tower_free(struct iwp_tower *t); /* NULL is fine */
 const struct iwp_tower_info *iwp_tower_info(const struct iwp_tower *t);
 size_t iwp_tower_bytes(const struct iwp_tower *t);
+/* Options `cls` and `merge` say how encoder rows belong to tokens.  That is the tower's business: a value
+ * other than the default that is not the tower's is an error. */
+int iwp_tower_check_options(const struct iwp_tower *t, const struct iwp_params *p, iwp_err *err);
 const float *iwp_tower_newline(const struct iwp_tower *t); /* [d_model] or NULL */
 
 struct iwp_tower_want {

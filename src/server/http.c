@@ -581,6 +581,9 @@ int iwp_http_start(struct iwp_server *s, iwp_err *err) {
     const bool v6 = strchr(s->p.host, ':') != NULL;
     iwp_log(IWP_LOG_INFO, "listening on http://%s%s%s:%d", v6 ? "[" : "", s->p.host, v6 ? "]" : "",
             bound);
+    if (!s->loopback && !s->p.api_key)
+        iwp_log(IWP_LOG_WARN, "--host %s: other machines may ask without a key, see --api-key",
+                s->p.host);
     return 0;
 }
 

@@ -36,7 +36,7 @@ static int tokenize(struct iwp_server *s, const char *body, size_t n, struct iwp
     char *text = NULL;
     size_t n_text = 0;
     int rc = iwp_json_parse(body, n, (struct iwp_json_limits){0}, &doc, err);
-    if (rc < 0) return iwp_err_prefix(err, rc, "the body is no JSON");
+    if (rc < 0) return iwp_err_prefix(err, rc, "the body");
     const cJSON *c = cJSON_GetObjectItemCaseSensitive(doc, "content");
     const bool begin_token = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(doc, "add_special"));
     const bool special = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(doc, "parse_special"));

@@ -285,7 +285,7 @@ static int parse_body(struct iwp_request *r, const char *body, size_t n, iwp_err
     r->top_logprobs = -1;
     IWP_REQUIRE(n > 0, err, IWP_EINVAL, "the body is empty; a JSON object is expected");
     int rc = iwp_json_parse(body, n, (struct iwp_json_limits){0}, &r->doc, err);
-    if (rc < 0) return iwp_err_prefix(err, rc, "the body is no JSON");
+    if (rc < 0) return iwp_err_prefix(err, rc, "the body");
     IWP_REQUIRE(cJSON_IsObject(r->doc), err, IWP_EINVAL, "the body must be a JSON object");
     return 0;
 }

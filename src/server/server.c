@@ -2,12 +2,11 @@
 #include "server/server.h"
 
 #include <errno.h>
-#include <microhttpd.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -33,6 +32,22 @@ static char *model_name(const struct iwp_server_params *p) {
     return strdup(name);
 }
 
+/* A default that no request could follow is told now, not to each of them. */
+static int try_defaults(struct iwp_server *s, iwp_err *err) {
+    const struct iwp_prompt_request r = {.image_min_tokens = s->p.min_tokens,
+                                         .image_max_tokens = s->p.max_tokens,
+                                         .image_tiles = s->p.tiles};
+    const struct iwp_request_prune *prune = &s->p.def.prune;
+    const int n = iwp_engine_try(s->e, &r, prune->on ? &prune->params : NULL, err);
+    IWP_TRY(n);
+    if (prune->on && n > 0 && prune->params.budget.n_keep > n)
+        iwp_log(IWP_LOG_WARN,
+                "--keep-tokens %d: a picture has %d visual tokens here at most; requests with "
+                "fewer than %d are refused",
+                prune->params.budget.n_keep, n, prune->params.budget.n_keep);
+    return 0;
+}
+
 static int load(struct iwp_server *s, iwp_err *err) {
     const double t0 = iwp_clock_ms();
     s->p.session.split_media = true;
@@ -40,6 +55,7 @@ static int load(struct iwp_server *s, iwp_err *err) {
     iwp_engine_set_cancel(s->e, aborted, s);
     s->info = iwp_engine_info(s->e);
     s->p.def.n_layer = s->info.n_layer;
+    IWP_TRY(try_defaults(s, err));
     for (int32_t i = 0; i < s->p.n_parallel; i++)
         IWP_TRY(iwp_session_new(&s->session[i], s->e, &s->p.session, err));
     struct iwp_json_out models, props;
@@ -94,9 +110,7 @@ static int start_threads(struct iwp_server *s, iwp_err *err) {
 static void serve(struct iwp_server *s) {
     while (sem_wait(&signalled) != 0 && errno == EINTR) {
     }
-    set_state(s, IWP_SERVER_DRAINING);
-    const int fd = MHD_quiesce_daemon(s->daemon);
-    if (fd >= 0) close(fd);
+    set_state(s, IWP_SERVER_DRAINING); /* connections are still taken, to be told so */
     iwp_log(IWP_LOG_INFO, "shutting down: running requests have %d s", s->p.shutdown_s);
     const double end = iwp_clock_ms() + 1e3 * s->p.shutdown_s;
     while (!idle(s) && iwp_clock_ms() < end && sem_trywait(&signalled) != 0) iwp_server_sleep(20);
@@ -119,6 +133,9 @@ static int run(struct iwp_server *s, iwp_err *err) {
         IWP_REQUIRE(real, err, IWP_EINVAL, "--media-path %.200s: %s", s->p.media_path,
                     strerror(errno));
         s->p.def.media_path = real;
+        struct stat st;
+        IWP_REQUIRE(stat(real, &st) == 0 && S_ISDIR(st.st_mode), err, IWP_EINVAL,
+                    "--media-path %.200s: not a folder", s->p.media_path);
     }
     if (s->p.remote_images) {
         IWP_REQUIRE(iwp_fetch_built(), err, IWP_EINVAL,

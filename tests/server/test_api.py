@@ -29,6 +29,11 @@ with folder() as tmp:
         status, body, _ = s.request(method, path)
         check(f"{method} {path}", status == want and json.loads(body)["error"]["code"] == want, (status, body))
 
+    status, body, _ = s.post("/v1/chat/completions", b'{"messages": [], "max_tokens": 1, "max_tokens": 2}')
+    check("a key twice", status == 400 and json.loads(body)["error"]["message"] == "the body: JSON: key 'max_tokens' appears twice", body)
+    status, body, _ = s.post("/v1/chat/completions", chat_body("hi", prune={"keep": "7"}))
+    check("a bad budget", status == 400 and json.loads(body)["error"]["message"].startswith("prune.keep: '7' is not"), body)
+
     # ---- answers
     ask = [picture(), text("What is this?")]
     status, a = s.chat(ask)

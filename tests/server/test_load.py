@@ -98,9 +98,19 @@ with folder() as tmp:
     s.stop()
     open(keyfile, "w").close()
     for flags, word in ((["--api-key-file", keyfile], "--api-key-file"), (["--api-key-file", tmp + "/none"], "--api-key-file"), (["--api-key-file", keyfile, "--api-key", "a"], "exclude"),
-                        (["--allowed-media-domains", "example.org"], "--allow-remote-images")):
-        r = subprocess.run([iwp, "serve", "-m", model, "-mm", mmproj, *flags], capture_output=True, text=True, timeout=60)
+                        (["--allowed-media-domains", "example.org"], "--allow-remote-images"), (["--media-path", keyfile], "--media-path"),
+                        (["--prune", "iwp", "--keep", "0.5", "--prune-layer", "30"], "--prune-layer 30"), (["--prune", "divprune", "--keep", "0.5", "--prune-layer", "1"], "--prune-layer"),
+                        (["--prune", "resize", "--keep", "0.0001"], "resize reaches"), (["--prune", "scope", "--keep", "0.5", "--opt", "cls=1"], "--prune-opt cls=1"),
+                        (["--image-max-tokens", "1"], "--image-max-tokens")):
+        r = subprocess.run([iwp, "serve", "-m", model, "-mm", mmproj, "--chat-template", "llava-onevision", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
         check(f"flags {flags}", r.returncode in (1, 2) and word in r.stderr and r.stderr.count("\n") <= 2, r.stderr)
+
+    s = Server(model, mmproj, "--prune", "iwp", "--keep-tokens", "100000")
+    code, log = s.stop()
+    check("a count beyond any picture is warned of", code == 0 and "--keep-tokens 100000: a picture has" in log, log)
+    for flags, warned in (([], True), (["--api-key", "a"], False), (["--host", "127.0.0.2"], False)):  # told before the model is looked for
+        r = subprocess.run([iwp, "serve", "-m", tmp + "/none", "--port", "0", "--host", "0.0.0.0", *flags], capture_output=True, text=True, timeout=60)
+        check(f"other machines {flags}", ("other machines may ask without a key" in r.stderr) == warned and r.returncode == 1, r.stderr)
 
     # ---- many at once, with pictures; answers do not depend on the company
     s = Server(model, mmproj, "-np", "4", "--prune", "iwp", "--keep", "50%")
@@ -184,6 +194,19 @@ with folder() as tmp:
     c.close()
     code = s.process.wait(60)
     check("exit", code == 0, (code, "".join(s.log)[-600:]))
+
+    # ---- meanwhile others are told; a second signal hurries
+    s = Server(model, mmproj, "-c", "200000")
+    c = raw(s, long)
+    check("runs", wait(lambda: s.metric("requests_processing") == 1))
+    s.process.send_signal(signal.SIGTERM)
+    check("health while ending", wait(lambda: s.get("/health")[0] == 503))
+    check("refused while ending", s.post("/v1/chat/completions", chat_body("hi"))[0] == 503)
+    s.process.send_signal(signal.SIGTERM)
+    c.settimeout(30)
+    a = c.recv(2000)
+    check("hurried", b" 503 " in a and b"shutting down" in a, a)
+    check("exit", s.process.wait(60) == 0, "".join(s.log)[-600:])
 
     # ---- no time to finish
     s = Server(model, mmproj, "--shutdown-timeout", "0", "-c", "200000")
