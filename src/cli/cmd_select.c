@@ -126,6 +126,11 @@ static int read_ints(struct job *j, const char *name, int64_t n, const char *wan
 static int read_side_tensors(struct job *j, iwp_err *err) {
     int64_t *unit = NULL;
     int rc = read_ints(j, "unit", j->n_visual, "integers [visual tokens]", &unit, err);
+    if (rc >= 0 && !unit && j->params.budget.scope != IWP_SCOPE_GLOBAL)
+        rc = iwp_err_set(err, IWP_EMISSING,
+                         "%.150s: tensor 'unit' is missing; --budget-scope needs it: integers "
+                         "[visual tokens], the image, tile or frame of each",
+                         iwp_st_path(j->st));
     if (rc >= 0 && unit) {
         j->unit = malloc((size_t)j->n_visual * sizeof *j->unit);
         if (!j->unit) rc = iwp_err_set(err, IWP_ENOMEM, "out of memory");

@@ -127,20 +127,23 @@ static void given_free(struct given *g) {
     free(g->embeds);
 }
 
+const int32_t *iwp_session_units(const struct iwp_session *s) {
+    switch (s->prune.budget.scope) {
+    case IWP_SCOPE_GLOBAL: break;
+    case IWP_SCOPE_IMAGE: return s->p->unit_image;
+    case IWP_SCOPE_TILE: return s->p->unit_tile;
+    case IWP_SCOPE_FRAME: return s->p->unit_frame;
+    }
+    return NULL;
+}
+
 /* Units of the visual rows that are left, numbered without holes. */
 static int give_units(const struct iwp_session *s, struct given *g, int32_t n_visual,
                       iwp_err *err) {
-    const struct iwp_prompt *p = s->p;
     const uint32_t flags = iwp_method_info(s->prune.method)->flags;
-    const int32_t *unit = NULL;
-    switch (s->prune.budget.scope) {
-    case IWP_SCOPE_GLOBAL: /* encoder methods must know which rows attended to each other */
-        if (flags & IWP_METHOD_READS_ENCODER) unit = p->unit_tile;
-        break;
-    case IWP_SCOPE_IMAGE: unit = p->unit_image; break;
-    case IWP_SCOPE_TILE: unit = p->unit_tile; break;
-    case IWP_SCOPE_FRAME: unit = p->unit_frame; break;
-    }
+    const int32_t *unit = iwp_session_units(s);
+    /* encoder methods must know which rows attended to each other */
+    if (!unit && (flags & IWP_METHOD_READS_ENCODER)) unit = s->p->unit_tile;
     if (!unit || n_visual == 0) return 0;
     g->unit = malloc((size_t)n_visual * sizeof *g->unit);
     int32_t *seen = malloc((size_t)n_visual * sizeof *seen);

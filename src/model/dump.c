@@ -126,6 +126,7 @@ int iwp_session_dump(const iwp_session *s, const char *path, iwp_err *err) {
     for (int32_t i = 0; i < s->st.n_kept; i++) keep[i] = s->keep[i];
     add(&l, "input_ids", IWP_ST_I64, 1, S, 0, 0, ids);
     add(&l, "visual", IWP_ST_U8, 1, S, 0, 0, p->code);
+    if (s->pruned && N > 0) add(&l, "unit", IWP_ST_I32, 1, N, 0, 0, iwp_session_units(s));
     add(&l, "position_ids", IWP_ST_I64, 2, p->n_pos, S, 0, p->pos);
     IWP_TRY_GOTO(join_images(p, true, &l, &pixels, err));
     IWP_TRY_GOTO(join_images(p, false, &l, &features, err));

@@ -124,6 +124,8 @@ int iwp_session_qkv(struct iwp_session *s, const struct iwp_step *t, iwp_err *er
 int iwp_session_cut(struct iwp_session *s, const struct iwp_step *t, iwp_err *err);
 bool iwp_session_needs(const struct iwp_session *s, int32_t stage, enum iwp_tensor t,
                        enum iwp_rows *rows);
+/* [n_visual] which image, tile or frame a visual token belongs to, by the budget's scope; NULL: global. */
+const int32_t *iwp_session_units(const struct iwp_session *s);
 void iwp_gathered_free(struct iwp_gathered *g);
 
 #endif

@@ -186,6 +186,7 @@ def test_units():
         d = select("--keep-tokens", str(n), "--budget-scope", "image", path=path)
         per = [sum(1 for i in d["keep_indices"] if uneven[i] == u) for u in range(3)]
         check(sum(per) == n and min(per) >= 1 and all(abs(k - n * s / N) <= 1 or k == 1 for k, s in zip(per, sizes)), f"{n} shared: {per}")
+    refused(["select", GOOD, "--keep", ".3", "--budget-scope", "image"], 1, "'unit' is missing")
     refused(["select", path, "--keep-tokens", "2", "--budget-scope", "image"], 2, "--keep-tokens 2", "3 units")
     refused(["select", changed("unit-bad", unit=("I32", [N - 1], [0] * (N - 1))), "--keep", ".3"], (1, 2), "unit")
     refused(["select", changed("unit-neg", unit=("I32", [N], [-1] * N)), "--keep", ".3"], (1, 2), "unit")

@@ -70,7 +70,11 @@ def pictures(d, base, picture):
     for name in ("a,b.png", "c.png"):
         shutil.copy(picture, os.path.join(d, name))
     two = [a if a != picture else "%s/c.png,%s/c.png" % (d, d) for a in ask]
-    check(len(json.loads(iwp(*two))["images"]) == 2, "two pictures with a comma between")
+    each = ["--prune", "iwp", "--keep-tokens", "9", "--budget-scope", "image"]
+    both = json.loads(iwp(*two, *each, "--dump-tensors", d + "/two.safetensors"))
+    check(len(both["images"]) == 2 and both["tokens"]["visual_kept"] == 9, "two pictures with a comma between, 9 tokens of both")
+    again = json.loads(iwp("select", d + "/two.safetensors", *each, "--json"))
+    check(again["keep_indices"] == both["prune"]["keep_indices"], "select knows which picture a token is of")
     comma = [a if a != picture else d + "/a,b.png" for a in ask]
     check([i["file"] for i in json.loads(iwp(*comma))["images"]] == [d + "/a,b.png"], "a comma in a picture's name")
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--prune", "iwp"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
