@@ -51,6 +51,17 @@ const struct iwp_gemm *iwp_gemm_path(const char *name) {
     return NULL;
 }
 
+float iwp_gemm_number(const struct iwp_gemm *g, const uint16_t *block, int32_t at, int32_t row) {
+    const uint32_t wide = (uint32_t)block[at] << 16;
+    float f;
+    if (!g->fine) {
+        memcpy(&f, &wide, sizeof f);
+        return f;
+    }
+    memcpy(&f, block + IWP_GEMM_SIDE * IWP_GEMM_SIDE + 2 * row, sizeof f);
+    return f * (float)(int16_t)block[at];
+}
+
 /* Sums that wait while the rest of k comes. */
 static size_t waiting(int32_t k, bool split, int32_t n) {
     return (size_t)iwp_gemm_parts(k, split).group * iwp_gemm_up((size_t)n) * 32 * sizeof(float);
@@ -80,8 +91,9 @@ size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d,
     return (packed << split) * sizeof(uint16_t) + floats * sizeof(float);
 }
 
-size_t iwp_gemm_bulk_scratch(void) {
-    return IWP_GEMM_COLS * (IWP_GEMM_KC * sizeof(uint16_t) + IWP_GEMM_ROWS * sizeof(float));
+size_t iwp_gemm_bulk_scratch(const struct iwp_gemm *g) {
+    return iwp_gemm_size(g, IWP_GEMM_COLS, IWP_GEMM_KC) * sizeof(uint16_t) +
+           IWP_GEMM_COLS * IWP_GEMM_ROWS * sizeof(float);
 }
 
 struct iwp_gemm_tile_size iwp_gemm_tile_size(enum iwp_gemm_form form) {

@@ -78,10 +78,12 @@ struct iwp_gemm_attend {
     float *out;
 };
 
-/* Quantised weights as ggml's AMX buffers hold them, read while they are multiplied: tiles of 16 columns and
+/* Quantised weights as ggml holds them, read while they are multiplied.  Its AMX buffers: tiles of 16 columns and
  * one block of k (32 numbers, 256 the _K ones), along k first.  A tile has the numbers of 16 columns and
  * four neighbours of k in 64 bytes, column by column; of 4-bit ones two such sets share them, the lower
- * halves first.  Then what was cut off numbers of 5 and 6 bits, scales, minima, each for 16 columns. */
+ * halves first.  Then what was cut off numbers of 5 and 6 bits, scales, minima, each for 16 columns.
+ * CPU_REPACK, q4_0: 8 columns and 32 k, along k first; 8 scales, then [2][column][8] bytes with the k of
+ * one half and, in their upper halves, 16 further, as signed numbers. */
 enum iwp_gemm_form {
     IWP_GEMM_Q4_0,
     IWP_GEMM_Q4_1,
@@ -90,13 +92,13 @@ enum iwp_gemm_form {
     IWP_GEMM_Q5_K,
     IWP_GEMM_Q6_K
 };
-struct iwp_gemm_tile_size {
-    int32_t k; /* numbers of a column */
+struct iwp_gemm_tile_size { /* AMX */
+    int32_t k;              /* numbers of a column */
     size_t bytes;
 };
 struct iwp_gemm_tile_size iwp_gemm_tile_size(enum iwp_gemm_form form);
 struct iwp_gemm_quant {
-    const uint8_t *w;  /* [m/16][k/block] tiles, m % 32 == 0; NULL: absent */
+    const uint8_t *w;  /* m % 32 == 0; NULL: absent */
     const float *bias; /* [m] or NULL */
     enum iwp_gemm_form form;
     int32_t k, m;
@@ -134,8 +136,10 @@ struct iwp_gemm {
      * array zeros follow up to a multiple of 32. */
     void (*pack_rows)(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
                       int32_t k, const struct iwp_gemm_norm *norm);
+    const char *layout; /* of quantised weights: the name of ggml's buffers */
+    unsigned forms;     /* that are read there, 1 << form each */
     /* n_cols ≤ IWP_GEMM_COLS columns from `col` on of k numbers from k0 on as panels; col and n_cols are
-     * multiples of 32, k0 and k of the form's block.  NULL where ggml is faster (c, amx have them). */
+     * multiples of 32, k0 and k of the form's block. */
     void (*read)(uint16_t *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
                  int32_t k0, int32_t k);
     /* The columns [col, col + n_cols) of all rows; scratch of iwp_gemm_bulk_scratch bytes. */
@@ -158,6 +162,8 @@ static inline size_t iwp_gemm_weight_size(const struct iwp_gemm *g, int32_t m, i
                                           bool split) {
     return iwp_gemm_size(g, (size_t)m, (size_t)k) << split;
 }
+/* Number `at` of a block, which belongs to its row (or column) `row`. */
+float iwp_gemm_number(const struct iwp_gemm *g, const uint16_t *block, int32_t at, int32_t row);
 /* Bytes. */
 size_t iwp_gemm_linear_scratch(const struct iwp_gemm *g, const struct iwp_gemm_linear *op,
                                int32_t n);
@@ -166,7 +172,7 @@ size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d,
                                bool split);
 /* Columns of one call of bulk: IWP_GEMM_COLS, half of them with a gate. */
 enum { IWP_GEMM_COLS = 256 };
-size_t iwp_gemm_bulk_scratch(void);
+size_t iwp_gemm_bulk_scratch(const struct iwp_gemm *g);
 
 void iwp_gemm_init_c(struct iwp_gemm *g);
 void iwp_gemm_init_c16(struct iwp_gemm *g);

@@ -3,6 +3,8 @@
 #include "kern/gemm_bf16.h"
 
 #include "kern/gemm_body.h"
+#include "kern/gemm_read_amx.h"
+
 #include "kern/gemm_bulk.h"
 #include "kern/tiles.h"
 
@@ -58,6 +60,8 @@ void iwp_gemm_init_amx(struct iwp_gemm *g) {
                            .mlp = mlp,
                            .attend = attend,
                            .pack_rows = pack_rows_at,
+                           .layout = LAYOUT,
+                           .forms = FORMS,
                            .read = read_tiles,
                            .bulk = bulk};
 }

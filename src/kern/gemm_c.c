@@ -2,6 +2,8 @@
 #include "kern/gemm_bf16.h"
 
 #include "kern/gemm_body.h"
+#include "kern/gemm_read_amx.h"
+
 #include "kern/gemm_bulk.h"
 
 static float widen(uint16_t h) {
@@ -37,6 +39,8 @@ void iwp_gemm_init_c(struct iwp_gemm *g) {
                            .mlp = mlp_tiles,
                            .attend = attend_tiles,
                            .pack_rows = pack_rows_at,
+                           .layout = LAYOUT,
+                           .forms = FORMS,
                            .read = read_tiles,
                            .bulk = bulk_tiles};
 }

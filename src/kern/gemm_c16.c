@@ -2,6 +2,9 @@
 #include "kern/gemm_int16.h"
 
 #include "kern/gemm_body.h"
+#include "kern/gemm_read_repack.h"
+
+#include "kern/gemm_bulk.h"
 
 static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
                  const void *next) {
@@ -34,5 +37,9 @@ void iwp_gemm_init_c16(struct iwp_gemm *g) {
                            .linear = linear_tiles,
                            .mlp = mlp_tiles,
                            .attend = attend_tiles,
-                           .pack_rows = pack_rows_at};
+                           .pack_rows = pack_rows_at,
+                           .layout = LAYOUT,
+                           .forms = FORMS,
+                           .read = read_tiles,
+                           .bulk = bulk_tiles};
 }

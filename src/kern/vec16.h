@@ -3,6 +3,7 @@
 #ifndef IWP_KERN_VEC16_H
 #define IWP_KERN_VEC16_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -32,6 +33,30 @@ static inline float sum(vf v) {
     for (int w = 8; w > 0; w /= 2)
         for (int i = 0; i < w; i++) s[i] += s[i + w];
     return s[0];
+}
+
+/* 16 numbers of binary16. */
+static inline vf halves(const void *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__)
+    const __m128i *h = (const __m128i *)p;
+    const __m256 f[2] = {_mm256_cvtph_ps(_mm_loadu_si128(h)),
+                         _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+    vf v;
+    memcpy(&v, f, sizeof v);
+    return v;
+#else
+    vf v;
+    for (int i = 0; i < 16; i++) {
+        uint16_t h;
+        memcpy(&h, (const char *)p + 2 * i, sizeof h);
+        const int e = h >> 10 & 31, m = h & 1023;
+        const float x = e ? ldexpf((float)(m | 1024), e - 25) : ldexpf((float)m, -24);
+        v[i] = h & 0x8000 ? -x : x;
+    }
+    return v;
+#endif
 }
 
 /* To nearest, ties to even; in the upper halves. */

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/pool.h"
+#include "kern/cpu.h"
 
 /* What the CPU backend offers beyond the general interface; each may be missing in another build. */
 struct cpu_calls {
@@ -193,8 +194,11 @@ static int start_cpu(struct iwp_backend *b, const struct iwp_backend_params *p, 
     if (v->cpu.set_abort) v->cpu.set_abort(be, ask_cancel, v);
     if (v->cpu.extra_bufts && !p->plain_weights) {
         ggml_backend_buffer_type_t *list = v->cpu.extra_bufts(cpu);
-        for (; list && *list && b->n_extra < IWP_BACKEND_MAX_BUFT; list++)
+        const bool no_amx = (iwp_cpu_features_all() & ~iwp_cpu_features()) & IWP_CPU_AMX_INT8;
+        for (; list && *list && b->n_extra < IWP_BACKEND_MAX_BUFT; list++) {
+            if (no_amx && strcmp(ggml_backend_buft_name(*list), "AMX") == 0) continue; /* IWP_CPU */
             b->extra[b->n_extra++] = *list;
+        }
     }
     return 0;
 }

@@ -23,7 +23,7 @@ enum { N_FORM = sizeof forms / sizeof forms[0], ALIGN = 64 };
 
 struct iwp_bulk {
     const struct iwp_gemm *g;
-    ggml_backend_buffer_type_t buft; /* ggml's AMX layout */
+    ggml_backend_buffer_type_t buft; /* of the layout that g reads */
     int32_t n_thread;
     bool tried[N_FORM], known[N_FORM];
     void **scratch; /* [n_thread] */
@@ -39,18 +39,11 @@ static int form_of(enum ggml_type type) {
 
 enum { TRY_COLS = 64, TRY_K = 512 };
 
-static float bf16(uint16_t h) {
-    const uint32_t u = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
 /* Random numbers through ggml's conversion and our reader, beside the plain ones. */
 static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
                          const uint8_t *plain, enum iwp_gemm_form form) {
     float *want = malloc(TRY_COLS * TRY_K * sizeof *want);
-    uint16_t *got = aligned_alloc(ALIGN, TRY_COLS * TRY_K * sizeof *got);
+    uint16_t *got = aligned_alloc(ALIGN, iwp_gemm_size(g, TRY_COLS, TRY_K) * sizeof *got);
     const struct iwp_gemm_quant w = {t->data, NULL, form, TRY_K, TRY_COLS};
     bool same = want && got;
     if (same) {
@@ -59,9 +52,9 @@ static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
     }
     for (int32_t j = 0; same && j < TRY_COLS; j++)
         for (int32_t i = 0; same && i < TRY_K; i++) {
-            const float a = want[j * TRY_K + i],
-                        b = bf16(got[(j / 32 * (TRY_K / 32) + i / 32) * 1024 + j % 32 / 16 * 512 +
-                                     i % 32 / 2 * 32 + j % 16 * 2 + i % 2]);
+            const uint16_t *block = got + (j / 32 * (TRY_K / 32) + i / 32) * g->block;
+            const int32_t at = j % 32 / 16 * 512 + i % 32 / 2 * 32 + j % 16 * 2 + i % 2;
+            const float a = want[j * TRY_K + i], b = iwp_gemm_number(g, block, at, j % 32);
             same = fabsf(a - b) <= 0x1p-8f * fabsf(a) + 1e-4f;
         }
     free(want);
@@ -99,17 +92,17 @@ static bool try_form(const struct iwp_bulk *u, int i) {
 
 /* ---- life ---------------------------------------------------------------------------------------- */
 
-static ggml_backend_buffer_type_t amx_layout(const struct iwp_backend *b) {
+static ggml_backend_buffer_type_t layout(const struct iwp_backend *b, const char *name) {
     for (int32_t i = 0; i < b->n_extra; i++)
-        if (strcmp(ggml_backend_buft_name(b->extra[i]), "AMX") == 0) return b->extra[i];
+        if (strcmp(ggml_backend_buft_name(b->extra[i]), name) == 0) return b->extra[i];
     return NULL;
 }
 
 int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *err) {
     *out = NULL;
     const struct iwp_gemm *g = iwp_gemm_get();
-    ggml_backend_buffer_type_t buft = amx_layout(b);
-    if (!g || !g->bulk || !buft || b->n_device > 1) return 0;
+    ggml_backend_buffer_type_t buft = g ? layout(b, g->layout) : NULL;
+    if (!buft || b->n_device > 1) return 0;
     struct iwp_bulk *u = calloc(1, sizeof *u);
     IWP_REQUIRE(u, err, IWP_ENOMEM, "out of memory");
     u->g = g;
@@ -118,7 +111,7 @@ int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *er
     u->scratch = calloc((size_t)u->n_thread, sizeof *u->scratch);
     bool enough = u->scratch != NULL;
     for (int32_t i = 0; enough && i < u->n_thread; i++)
-        enough = (u->scratch[i] = aligned_alloc(ALIGN, iwp_gemm_bulk_scratch())) != NULL;
+        enough = (u->scratch[i] = aligned_alloc(ALIGN, iwp_gemm_bulk_scratch(g))) != NULL;
     if (!enough) {
         iwp_bulk_free(u);
         return iwp_err_set(err, IWP_ENOMEM, "out of memory");
@@ -137,7 +130,7 @@ void iwp_bulk_free(struct iwp_bulk *u) {
 bool iwp_bulk_takes(struct iwp_bulk *u, const struct ggml_tensor *w) {
     if (!u || !w || !w->buffer || ggml_backend_buffer_get_type(w->buffer) != u->buft) return false;
     const int i = form_of(w->type);
-    if (i < 0) return false;
+    if (i < 0 || !(u->g->forms & 1u << forms[i].form) || w->ne[1] % IWP_GEMM_SIDE) return false;
     if (!u->tried[i]) u->known[i] = try_form(u, i);
     u->tried[i] = true;
     return u->known[i];

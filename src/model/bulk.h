@@ -1,9 +1,10 @@
 /* Products of many rows with the decoder's quantised weights (struct iwp_gemm_bulk) as custom nodes.
  *
- * Decoding and short runs stay with ggml, whose AMX layout the weights have; from IWP_BULK_ROWS rows on
- * our products read that same layout: no second copy, nothing to do at load.  The layout is ggml's own
+ * Decoding and short runs stay with ggml, in whose layout for this CPU the weights are (AMX, or the one it
+ * repacks q4_0 into elsewhere); from IWP_BULK_ROWS rows on our products read that same layout: no second
+ * copy, nothing to do at load.  The layout is ggml's own
  * affair, so a type is tried on random weights before its first use, and left to ggml where a number differs.
- * Only on a CPU where this is faster (AMX), and only when it is the only device. */
+ * Only when the CPU is the only device. */
 #ifndef IWP_MODEL_BULK_H
 #define IWP_MODEL_BULK_H
 

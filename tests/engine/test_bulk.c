@@ -1,7 +1,8 @@
 /* Bulk products of quantised weights beside ggml's own on the same weights in the same layout, both against
- * double arithmetic on the numbers the weights stand for: bf16 factors must not be further off than ggml's
+ * double arithmetic on the numbers the weights stand for: factors must not be further off than ggml's
  * 8-bit activations.  Results may not depend on the number of threads nor on which rows go together. */
 #include "model/bulk.h"
+#include "kern/gemm.h"
 
 #include <stdlib.h>
 
@@ -154,8 +155,10 @@ int main(void) {
     iwp_err err = {0};
     CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2}, &err), 0);
     CHECK_INT(iwp_bulk_new(&u, b, &err), 0);
-    if (!u) puts("no AMX here: products of many rows stay with ggml");
-    for (size_t i = 0; u && i < sizeof types / sizeof *types; i++) check(b, u, types[i]);
+    if (!u) puts("products of many rows stay with ggml here");
+    /* Without AMX ggml has a layout we know for the first type alone. */
+    const size_t n_type = u && strcmp(iwp_gemm_get()->name, "amx") == 0 ? 6 : u ? 1 : 0;
+    for (size_t i = 0; i < n_type; i++) check(b, u, types[i]);
     struct iwp_backend two = *b; /* another device could be handed a custom op */
     struct iwp_bulk *none;
     two.n_device = 2;

@@ -2,6 +2,10 @@
 if(IWP_ENGINE)
   iwp_test_folder(engine LINK iwp_convert iwp_model iwp_media iwp_io iwp_base iwp_llama)
   target_compile_definitions(test_engine_text PRIVATE IWP_LLAMA_BUILD="${IWP_LLAMA_BUILD}")
+  foreach(cpu avx2 avx512) # IWP_CPU hides ggml's AMX layout too
+    add_test(NAME engine/bulk_${cpu} COMMAND test_engine_bulk)
+    set_tests_properties(engine/bulk_${cpu} PROPERTIES ENVIRONMENT IWP_CPU=${cpu})
+  endforeach()
   # The same sessions with heads wide enough for a q8_0 cache.
   add_executable(test_engine_session_wide ${CMAKE_SOURCE_DIR}/tests/engine/test_session.c)
   target_compile_definitions(test_engine_session_wide PRIVATE TEST_WIDE)

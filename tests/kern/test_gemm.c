@@ -28,13 +28,6 @@ static float *normals(size_t n, float scale) {
     return x;
 }
 
-static float wide(uint16_t h) {
-    uint32_t u = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
 static double relative(const float *got, const double *want, size_t n) {
     double e = 0, s = 0;
     for (size_t i = 0; i < n; i++) {
@@ -63,10 +56,14 @@ static void random_block(const struct iwp_gemm *g, uint16_t *to) {
 
 /* Number i of a block, which belongs to row or column r. */
 static double number(const struct iwp_gemm *g, const uint16_t *block, int i, int r) {
-    if (!g->fine) return (double)wide(block[i]);
-    float scale;
-    memcpy(&scale, block + 1024 + 2 * r, sizeof scale);
-    return (double)(int16_t)block[i] * (double)scale;
+    return (double)iwp_gemm_number(g, block, i, r);
+}
+
+/* Number k of column j of panels that hold `len` of k. */
+static double in_panels(const struct iwp_gemm *g, const uint16_t *panels, int32_t len, int32_t j,
+                        int32_t k) {
+    return number(g, panels + (j / 32 * (len / 32) + k / 32) * g->block,
+                  j % 32 / 16 * 512 + k % 32 / 2 * 32 + j % 16 * 2 + k % 2, j % 32);
 }
 
 static void check_tile(const struct iwp_gemm *g) {
@@ -312,8 +309,30 @@ static uint16_t half_of(double x) { /* of a multiple of 2^-14 below 1/8: exact *
     return x < 0 ? h | 0x8000 : h;
 }
 
-/* Random tiles as gemm.h describes them, and what they stand for. */
-static uint8_t *quantised(enum iwp_gemm_form form, int32_t m, int32_t k, double *w) {
+/* q4_0 in the layout of CPU_REPACK. */
+static uint8_t *repacked(int32_t m, int32_t k, double *w) {
+    uint8_t *blocks = room((size_t)(m / 8 * (k / 32)) * 144);
+    for (int32_t j = 0; j < m; j++)
+        for (int32_t b = 0; b < k / 32; b++) {
+            uint8_t *t = blocks + (size_t)(j / 8 * (k / 32) + b) * 144;
+            const double d =
+                (1 + (double)(test_rand(&seed) % 1000)) / 16384 * (test_rand(&seed) % 4 ? 1 : -1);
+            const uint16_t hd = half_of(d);
+            memcpy(t + 2 * (j % 8), &hd, 2);
+            for (int i = 0; i < 32; i++) {
+                const int q = (int)(test_rand(&seed) % 16) - 8;
+                uint8_t *at = t + 16 + i % 16 / 8 * 64 + j % 8 * 8 + i % 8;
+                *at = (uint8_t)(i < 16 ? q & 15 : *at | (q & 15) << 4);
+                w[(size_t)j * (size_t)k + (size_t)(b * 32 + i)] = q * d;
+            }
+        }
+    return blocks;
+}
+
+/* Random weights as gemm.h describes them, and what they stand for. */
+static uint8_t *quantised(const struct iwp_gemm *path, enum iwp_gemm_form form, int32_t m,
+                          int32_t k, double *w) {
+    if (strcmp(path->layout, "CPU_REPACK") == 0) return repacked(m, k, w);
     static const int bits[] = {4, 4, 8, 4, 5, 6};
     const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(form);
     uint8_t *tiles = room((size_t)(m / 16 * (k / z.k)) * z.bytes);
@@ -374,17 +393,15 @@ static uint8_t *quantised(enum iwp_gemm_form form, int32_t m, int32_t k, double 
 static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
     const int32_t m = 96, k = 768, col = 32, cols = 64, k0 = 256, len = 512;
     double *w = room((size_t)(m * k) * 8);
-    uint8_t *tiles = quantised(form, m, k, w);
+    uint8_t *tiles = quantised(g, form, m, k, w);
     const struct iwp_gemm_quant q = {tiles, NULL, form, k, m};
-    uint16_t *panels = room((size_t)(cols * len) * 2);
+    uint16_t *panels = room(iwp_gemm_size(g, (size_t)cols, (size_t)len) * 2);
     g->read(panels, &q, col, cols, k0, len);
     int bad = 0;
     for (int32_t j = 0; j < cols; j++)
         for (int32_t i = 0; i < len; i++) {
             const double want = w[(col + j) * k + k0 + i];
-            const float got =
-                wide(panels[(j / 32 * (len / 32) + i / 32) * 1024 + j % 32 / 16 * 512 +
-                            i % 32 / 2 * 32 + j % 16 * 2 + i % 2]);
+            const double got = in_panels(g, panels, len, j, i);
             /* A minimum is taken from a product of up to 128 scales. */
             bad += !(fabs(got - want) <= 0x1p-8 * fabs(want) + 0x1p-18);
         }
@@ -396,7 +413,7 @@ static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
 static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
                        int32_t m, bool gated) {
     double *w = room((size_t)(m * k) * 8), *wg = room((size_t)(m * k) * 8);
-    uint8_t *tiles = quantised(form, m, k, w), *tiles_g = quantised(form, m, k, wg);
+    uint8_t *tiles = quantised(g, form, m, k, w), *tiles_g = quantised(g, form, m, k, wg);
     const float size = 0.05f / sqrtf((float)k);
     float *x = normals((size_t)n * (size_t)k, size), *nw = normals((size_t)k, size);
     float *bias = normals((size_t)m, 1), *res = normals((size_t)(n * m), 1);
@@ -413,7 +430,7 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
                                .stride = m,
                                .out = out};
     if (gated) op.gate = (struct iwp_gemm_quant){tiles_g, NULL, form, k, m};
-    void *scratch = room(iwp_gemm_bulk_scratch());
+    void *scratch = room(iwp_gemm_bulk_scratch(g));
     const int32_t cut = n > 32 ? 32 : n;
     g->pack_rows(rows, x, k, 0, cut, k, &norm);
     if (cut < n) g->pack_rows(rows, x, k, cut, n - cut, k, &norm);
@@ -430,8 +447,8 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
                 s[0] += p, t[0] += fabs(p), s[1] += pg, t[1] += fabs(pg);
             }
             if (gated) {
-                const float got =
-                    wide(out[(r / 32 * (m / 32) + j / 32) * 1024 + r % 32 * 32 + j % 32]);
+                const double got = number(g, out + (r / 32 * (m / 32) + j / 32) * g->block,
+                                          r % 32 * 32 + j % 32, r % 32);
                 const double a = act(s[1], IWP_GEMM_SILU), want = a * s[0];
                 bad += !(fabs(got - want) <=
                          0x1p-8 * fabs(want) + 0x1p-7 * (1.2 * t[1] * fabs(s[0]) + fabs(a) * t[0]) +
@@ -451,12 +468,13 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
 
 static void check_quantised(const struct iwp_gemm *g) {
     for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_Q6_K; form++) {
+        if (!(g->forms & 1u << form)) continue;
         check_read(g, form);
         check_bulk(g, form, 33, 256, 96, false);
         check_bulk(g, form, 32, 512, 64, true);
     }
     check_bulk(g, IWP_GEMM_Q4_0, 1, 32, 64, false);
-    check_bulk(g, IWP_GEMM_Q8_0, 70, 2592, 64, false); /* several blocks of k, the last one short */
+    check_bulk(g, IWP_GEMM_Q4_0, 70, 2592, 64, false); /* several blocks of k, the last one short */
     check_bulk(g, IWP_GEMM_Q4_0, 515, 64, 64, true);   /* more rows than share a block */
 }
 
@@ -477,7 +495,7 @@ static void check_path(const struct iwp_gemm *g) {
         check_mlp(g, 64, 160, 428, gated);
         check_mlp(g, 33, 48, 1300, gated);
     }
-    if (g->bulk && !split) check_quantised(g);
+    if (!split) check_quantised(g);
     static const int32_t keys[] = {1, 2, 31, 64, 255, 256, 257, 600};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         check_attend(g, 1, keys[i], 8, 8, 0, 1);
@@ -500,8 +518,9 @@ static double now(void) {
 /* Rows of a 7B decoder: GFLOP/s of a product, a gated pair, and of reading the weights (numbers/s). */
 static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
                        int32_t m) {
+    if (!(g->forms & 1u << form)) return;
     const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(form);
-    const size_t bytes = (size_t)(m / 16 * (k / z.k)) * z.bytes;
+    const size_t bytes = (size_t)(m / 16 * (k / z.k)) * z.bytes; /* as many in any layout */
     uint8_t *w = room(bytes);
     for (size_t i = 0; i < bytes; i++) w[i] = (uint8_t)(test_rand(&seed) % 60);
     float *x = normals((size_t)n * (size_t)k, 1), *y = room((size_t)n * (size_t)m * 4);
@@ -517,7 +536,7 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     struct iwp_gemm_bulk gated = op;
     gated.gate = gated.mat;
     gated.act = IWP_GEMM_SILU;
-    void *s = room(iwp_gemm_bulk_scratch());
+    void *s = room(iwp_gemm_bulk_scratch(g));
     double best[4] = {1e9, 1e9, 1e9, 1e9};
     for (int r = 0; r < 3; r++) {
         double t0 = now();
@@ -544,16 +563,14 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
 }
 
 static void bench(const struct iwp_gemm *g) {
-    for (int32_t n = 32; g->bulk && n <= 512; n *= 4) {
+    for (int32_t n = 32; n <= 512; n *= 4) {
         bench_bulk(g, IWP_GEMM_Q4_0, n, 3584, 3584);
         bench_bulk(g, IWP_GEMM_Q8_0, n, 3584, 3584);
     }
-    if (g->bulk) {
-        bench_bulk(g, IWP_GEMM_Q4_K, 512, 3584, 3584);
-        bench_bulk(g, IWP_GEMM_Q6_K, 512, 3584, 3584);
-        bench_bulk(g, IWP_GEMM_Q4_0, 512, 3584, 18944);
-        bench_bulk(g, IWP_GEMM_Q4_0, 512, 18944, 3584);
-    }
+    bench_bulk(g, IWP_GEMM_Q4_K, 512, 3584, 3584);
+    bench_bulk(g, IWP_GEMM_Q6_K, 512, 3584, 3584);
+    bench_bulk(g, IWP_GEMM_Q4_0, 512, 3584, 18944);
+    bench_bulk(g, IWP_GEMM_Q4_0, 512, 18944, 3584);
     const int32_t D = 1280, F = 3420, N = 2048;
     float *x = normals((size_t)(N * D), 1), *y = room((size_t)(N * 3 * D) * 4),
           *w = normals((size_t)(F * D), 0.02f);

@@ -1,0 +1,136 @@
+/* Weights in the layout of ggml's AMX buffers (gemm.h) to bf16 panels: for gemm_bulk.h.
+ *
+ * Numbers are made in the 16 lanes that hold their columns, without any shuffle: shifted into the mantissa
+ * of a float of 128 (or 256), then one multiply-add takes that offset away and applies scale and minimum. */
+enum { HALF_PANEL = BLOCK / 2, FORMS = (2 << IWP_GEMM_Q6_K) - 1 };
+#define LAYOUT "AMX"
+
+static inline vu bytes64(const uint8_t *p) {
+    vu v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* 16 scales of one byte each. */
+static inline vf small(const uint8_t *p, int stride) {
+    vi v;
+    for (int i = 0; i < 16; i++) v[i] = p[i * stride];
+    return __builtin_convertvector(v, vf);
+}
+
+/* Two neighbours of k of 16 columns: one line of a panel. */
+static inline void save_pair(uint16_t *to, vf even, vf odd) {
+#if defined(__AVX512BF16__)
+    static const uint16_t turn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_loadu_si512(turn), both));
+#else
+    const vu v = (round_bf16(odd) & 0xffff0000u) | (round_bf16(even) >> 16);
+    memcpy(to, &v, sizeof v);
+#endif
+}
+
+/* 16 columns × 4 neighbours of k, numbers below 128 in the bytes of v: * d + c, where c has the -128 d. */
+static inline void save_bytes(uint16_t *to, vu v, vf d, vf c) {
+#define AS_FLOAT(shifted) ((vf)(((shifted) & 0x7f0000u) | 0x43000000u) * d + c)
+    save_pair(to, AS_FLOAT(v << 16), AS_FLOAT(v << 8));
+    save_pair(to + 32, AS_FLOAT(v), AS_FLOAT(v >> 8));
+#undef AS_FLOAT
+}
+
+/* The same of 4-bit numbers, 8 neighbours. */
+static inline void save_nibbles(uint16_t *to, vu v, vf d, vf c) {
+    save_bytes(to, v & 0x0f0f0f0fu, d, c);
+    save_bytes(to + 64, (v >> 4) & 0x0f0f0f0fu, d, c);
+}
+
+static inline void read_4(uint16_t *to, const uint8_t *p, vf d, vf c) {
+    for (int i = 0; i < 4; i++) save_nibbles(to + 128 * i, bytes64(p + 64 * i), d, c);
+}
+
+static inline void read_q4_0(uint16_t *to, const uint8_t *p) {
+    const vf d = halves(p + 256);
+    read_4(to, p, d, d * all(-136.0f));
+}
+
+static inline void read_q4_1(uint16_t *to, const uint8_t *p) {
+    const vf d = halves(p + 256);
+    read_4(to, p, d, d * all(-128.0f) + halves(p + 288));
+}
+
+static inline void read_q8_0(uint16_t *to, const uint8_t *p) {
+    const vf d = halves(p + 512), c = d * all(-384.0f);
+    for (int i = 0; i < 8; i++) {
+        const vu v = bytes64(p + 64 * i) ^ 0x80808080u; /* 128 more, no sign */
+#define AS_FLOAT(shifted) ((vf)(((shifted) & 0x7f8000u) | 0x43800000u) * d + c)
+        save_pair(to + 64 * i, AS_FLOAT(v << 15), AS_FLOAT(v << 7));
+        save_pair(to + 64 * i + 32, AS_FLOAT(v >> 1), AS_FLOAT(v >> 9));
+#undef AS_FLOAT
+    }
+}
+
+/* Scale and offset of group g (32 numbers) of a q4_K or q5_K tile, whose scales begin at p. */
+static inline void scale_k(const uint8_t *p, int g, vf *d, vf *c) {
+    *d = halves(p + 256) * small(p + 16 * g, 1);
+    *c = *d * all(-128.0f) - halves(p + 288) * small(p + 128 + g / 2 * 32 + g % 2, 2);
+}
+
+static inline void read_q4_k(uint16_t *to, const uint8_t *p) {
+    for (int g = 0; g < 8; g++) {
+        vf d, c;
+        scale_k(p + 2048, g, &d, &c);
+        read_4(to + g * BLOCK, p + 256 * g, d, c);
+    }
+}
+
+static inline void read_q5_k(uint16_t *to, const uint8_t *p) {
+    for (int g = 0; g < 8; g++) {
+        vf d, c;
+        scale_k(p + 2560, g, &d, &c);
+        const vu high = bytes64(p + 2048 + 64 * g); /* bit i of a byte: of the i-th four of k */
+        for (int i = 0; i < 4; i++) {
+            const vu v = bytes64(p + 256 * g + 64 * i);
+            uint16_t *at = to + g * BLOCK + 128 * i;
+            save_bytes(at, (v & 0x0f0f0f0fu) | (high >> (2 * i) & 0x01010101u) << 4, d, c);
+            save_bytes(at + 64, (v >> 4 & 0x0f0f0f0fu) | (high >> (2 * i + 1) & 0x01010101u) << 4,
+                       d, c);
+        }
+    }
+}
+
+static inline void read_q6_k(uint16_t *to, const uint8_t *p) {
+    const vf all_d = halves(p + 3328);
+    for (int g = 0; g < 16; g++) { /* of 16 numbers */
+        vi s;
+        for (int i = 0; i < 16; i++) s[i] = (int8_t)p[3072 + 16 * g + i];
+        const vf d = all_d * __builtin_convertvector(s, vf), c = d * all(-160.0f);
+        const vu high = bytes64(p + 2048 + 64 * g);
+        for (int i = 0; i < 2; i++) {
+            const vu v = bytes64(p + 128 * g + 64 * i);
+            uint16_t *at = to + g / 2 * BLOCK + g % 2 * 256 + 128 * i;
+            save_bytes(at, (v & 0x0f0f0f0fu) | (high >> (4 * i) & 0x03030303u) << 4, d, c);
+            save_bytes(at + 64, (v >> 4 & 0x0f0f0f0fu) | (high >> (4 * i + 2) & 0x03030303u) << 4,
+                       d, c);
+        }
+    }
+}
+
+static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
+                       int32_t k0, int32_t k) {
+    const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(w->form);
+    const size_t row = (size_t)(w->k / z.k) * z.bytes;
+    for (int32_t j = 0; j < n_cols; j += 16) {
+        const uint8_t *p = w->w + (size_t)((col + j) / 16) * row + (size_t)(k0 / z.k) * z.bytes;
+        uint16_t *at = to + (size_t)(j / 32) * (size_t)k * 32 + j % 32 / 16 * HALF_PANEL;
+        for (int32_t i = 0; i < k; i += z.k, p += z.bytes, at += (size_t)z.k * 32)
+            switch (w->form) {
+            case IWP_GEMM_Q4_0: read_q4_0(at, p); break;
+            case IWP_GEMM_Q4_1: read_q4_1(at, p); break;
+            case IWP_GEMM_Q8_0: read_q8_0(at, p); break;
+            case IWP_GEMM_Q4_K: read_q4_k(at, p); break;
+            case IWP_GEMM_Q5_K: read_q5_k(at, p); break;
+            case IWP_GEMM_Q6_K: read_q6_k(at, p); break;
+            }
+    }
+}
