@@ -45,18 +45,6 @@ static void weigh(const struct work *w, float *o, const float factor[32], int32_
 
 /* ---- reading the cache -------------------------------------------------------------------------- */
 
-static inline vf from_f16(const uint8_t *p) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-#else
-    const __m256 v[2] = {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)),
-                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 16)))};
-    vf r;
-    memcpy(&r, v, sizeof r);
-    return r;
-#endif
-}
-
 static inline vf from_i8(const uint8_t *p) {
     typedef int8_t vb __attribute__((vector_size(16)));
     vb b;
@@ -88,7 +76,7 @@ static void unpack(float *x, int32_t room, const struct iwp_attn_rows *r, int32_
         case IWP_ATTN_F16:
             for (int32_t j = 0; j < d; j += 16) {
                 if (j % 32 == 0) __builtin_prefetch(p + ahead + 2 * (size_t)j);
-                save(x + j, from_f16(p + 2 * (size_t)j));
+                save(x + j, halves(p + 2 * (size_t)j));
             }
             break;
         case IWP_ATTN_Q8_0:

@@ -62,22 +62,28 @@ float iwp_gemm_number(const struct iwp_gemm *g, const uint16_t *block, int32_t a
     return f * (float)(int16_t)block[at];
 }
 
-/* Sums that wait while the rest of k comes. */
-static size_t waiting(int32_t k, bool split, int32_t n) {
-    return (size_t)iwp_gemm_parts(k, split).group * iwp_gemm_up((size_t)n) * 32 * sizeof(float);
+/* Beside rows of k: sums that wait while the rest of k comes, and a part of a panel whose columns are made
+ * from f16 ones. */
+static size_t work_size(const struct iwp_gemm *g, int32_t k, bool split, int32_t n) {
+    const struct iwp_gemm_parts cut = iwp_gemm_parts(k, split);
+    const size_t made = split ? 2 * iwp_gemm_size(g, 32, (size_t)cut.step * 32) : 0;
+    return (size_t)cut.group * iwp_gemm_up((size_t)n) * 32 * sizeof(float) +
+           made * sizeof(uint16_t);
 }
 
 size_t iwp_gemm_linear_scratch(const struct iwp_gemm *g, const struct iwp_gemm_linear *op,
                                int32_t n) {
-    const size_t values = iwp_gemm_size(g, (size_t)n, (size_t)op->mat[0].k);
-    return (values << op->mat[0].split) * sizeof(uint16_t) +
-           waiting(op->mat[0].k, op->mat[0].split, n);
+    const struct iwp_gemm_mat *m = &op->mat[0];
+    const size_t values = iwp_gemm_size(g, (size_t)n, (size_t)m->k);
+    return (values << m->split) * sizeof(uint16_t) + work_size(g, m->k, m->split, n);
 }
 
 size_t iwp_gemm_mlp_scratch(const struct iwp_gemm *g, const struct iwp_gemm_mlp *op, int32_t n) {
-    const size_t values = iwp_gemm_size(g, (size_t)n, (size_t)op->up.k) +
-                          iwp_gemm_size(g, (size_t)n, (size_t)op->up.m);
-    return (values << op->up.split) * sizeof(uint16_t) + waiting(op->down.k, op->down.split, n);
+    const struct iwp_gemm_mat *up = &op->up;
+    size_t values =
+        iwp_gemm_size(g, (size_t)n, (size_t)up->k) + iwp_gemm_size(g, (size_t)n, (size_t)up->m);
+    if (up->split) values += iwp_gemm_size(g, 32, (size_t)up->k) * (op->gate.w ? 2 : 1);
+    return (values << up->split) * sizeof(uint16_t) + work_size(g, op->down.k, op->down.split, n);
 }
 
 size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d, int32_t d_v,

@@ -7,10 +7,12 @@
  *     columns  [m/32][k/32][2][16][16][2]     half, k/2, column, k%2
  * the layouts of AMX's two operands, which the vector paths read as well.  A product of 32 rows and 32
  * columns is `tile`; all else is built on it and compiled once per instruction set (gemm_body.h).
+ * Weights may be f16 instead, with the two neighbours of k apart, [2][16] in place of [16][2].
  *
  * With AMX numbers are bf16: rounding costs each factor at most 2^-9.  `split` takes factors as sums of
  * two bf16 numbers and adds three products (the smallest is left out): three times the work, factors good
- * to 2^-17.  Vector paths multiply integers of 14 bits, twice as many per instruction as floats; 32
+ * to 2^-17.  Its weights are f16, of which the two numbers are made, exactly, panel by panel while they are
+ * multiplied: half the memory.  Vector paths multiply integers of 14 bits, twice as many per instruction as floats; 32
  * neighbours of k share a scale, kept behind each block, and a factor is off by at most 2^-14 of the largest
  * of them.  8 bits would be faster still, but features come out 1.3 to 5 % off (docs/SPEED.md).  Sums
  * are exact to f32.  Results differ between paths of one form by the order of summation only. */
@@ -41,7 +43,7 @@ struct iwp_gemm_mat {
     const uint16_t *w; /* columns [m][k]; NULL: absent */
     const float *bias; /* [m] or NULL */
     int32_t k, m;
-    bool split; /* panels of w hold the rounded numbers, then what rounding took away */
+    bool split; /* w is f16 */
 };
 
 /* y = act(norm(x) · W + bias) + res for up to three matrices whose results stand side by side. */
@@ -125,9 +127,10 @@ struct iwp_gemm {
      * will be read soon, or NULL; 256 bytes per block of k are fetched. */
     void (*tile)(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
-    /* 32 columns (n ≤ 32 given as rows of w) into one panel. */
-    void (*pack_cols)(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
-                      bool split);
+    /* 32 columns (n ≤ 32 given as rows of w) into one panel; and the same of f16 numbers, for split
+     * products (NULL where there is none). */
+    void (*pack_cols)(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k);
+    void (*pack_halves)(uint16_t *panel, const uint16_t *w, int64_t stride, int32_t n, int32_t k);
     /* Rows [first, first + n) of the operation; scratch from iwp_gemm_*_scratch, 64-byte aligned. */
     void (*linear)(const struct iwp_gemm_linear *op, int32_t first, int32_t n, void *scratch);
     void (*mlp)(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch);
@@ -156,11 +159,6 @@ static inline size_t iwp_gemm_up(size_t n) { return (n + 31) & ~(size_t)31; }
 /* 16-bit values of n packed rows (or columns) of k. */
 static inline size_t iwp_gemm_size(const struct iwp_gemm *g, size_t n, size_t k) {
     return iwp_gemm_up(n) / 32 * (iwp_gemm_up(k) / 32) * (size_t)g->block;
-}
-/* The same of a packed weight, or of its first m columns when m is a multiple of 32. */
-static inline size_t iwp_gemm_weight_size(const struct iwp_gemm *g, int32_t m, int32_t k,
-                                          bool split) {
-    return iwp_gemm_size(g, (size_t)m, (size_t)k) << split;
 }
 /* Number `at` of a block, which belongs to its row (or column) `row`. */
 float iwp_gemm_number(const struct iwp_gemm *g, const uint16_t *block, int32_t at, int32_t row);

@@ -56,6 +56,7 @@ void iwp_gemm_init_amx(struct iwp_gemm *g) {
                            .block = BLOCK,
                            .tile = tile_once,
                            .pack_cols = pack_cols,
+                           .pack_halves = pack_halves,
                            .linear = linear,
                            .mlp = mlp,
                            .attend = attend,

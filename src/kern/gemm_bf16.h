@@ -1,4 +1,6 @@
 /* Packed numbers are bf16: for gemm_body.h. */
+#include <stdbool.h>
+
 #include "kern/vec16.h"
 
 enum { BLOCK = 32 * 32, SCALED = 0 };
@@ -14,6 +16,44 @@ static inline void put_run(uint16_t *to, float *scale, vf a, vf b) {
 
 /* Weights of two neighbouring keys, for 16 queries. */
 static inline void put_parts(uint16_t *to, vf a, vf b) {
-    const vu w = (round_bf16(b) & 0xffff0000u) | (round_bf16(a) >> 16);
+    const vu w = pair_bf16(a, b);
     memcpy(to, &w, sizeof w);
+}
+
+static void pack_halves(uint16_t *panel, const uint16_t *w, int64_t stride, int32_t n, int32_t k) {
+    for (int32_t i = 0; i < k; i += 32) {
+        const int32_t len = k - i < 32 ? k - i : 32;
+        for (int32_t h = 0; h < 32; h += 16) {
+            vf r[16]; /* two neighbours of k in one number, which is only moved */
+            memset(r, 0, sizeof r);
+            for (int32_t j = 0; j < 16 && h + j < n; j++) {
+                const uint16_t *p = w + (h + j) * stride + i;
+                if (len == 32)
+                    memcpy(&r[j], p, sizeof r[j]);
+                else
+                    memcpy(&r[j], p, (size_t)len * sizeof *p);
+            }
+            transpose16(r);
+            for (int t = 0; t < 16; t++, panel += 32) {
+                const vh even = __builtin_convertvector((vu)r[t] & 0xffff, vh),
+                         odd = __builtin_convertvector((vu)r[t] >> 16, vh);
+                memcpy(panel, &even, sizeof even);
+                memcpy(panel + 16, &odd, sizeof odd);
+            }
+        }
+    }
+}
+
+/* Blocks of columns as tile() reads them.  f16 ones become bf16 numbers in `room` and, n blocks further, what
+ * rounding takes from them. */
+static const uint16_t *ready(const uint16_t *w, int32_t n, bool split, uint16_t *room) {
+    const size_t lo = (size_t)n * BLOCK;
+    for (size_t i = 0; split && i < lo; i += 32) {
+        const vf even = halves(w + i), odd = halves(w + i + 16);
+        const vu hi = pair_bf16(even, odd),
+                 low = pair_bf16(even - (vf)(hi << 16), odd - (vf)(hi & 0xffff0000u));
+        memcpy(room + i, &hi, sizeof hi);
+        memcpy(room + lo + i, &low, sizeof low);
+    }
+    return split ? room : w;
 }

@@ -53,13 +53,14 @@ static inline vf activate(vf x, enum iwp_gemm_act act) {
 }
 
 /* c = (or +=, when add) rows block · columns block; in a split product the parts that rounding took follow
- * `lo_rows` and `lo_cols` further. */
+ * `lo_rows` and kt blocks further. */
 static inline void product(float *c, const uint16_t *rows, size_t lo_rows, const uint16_t *cols,
-                           size_t lo_cols, int32_t kt, bool split, bool add, const void *next) {
+                           int32_t kt, bool split, bool add, const char *next) {
+    const size_t step = next ? (size_t)kt * 256 : 0;
     tile(c, rows, cols, kt, add, next);
     if (!split) return;
-    tile(c, rows + lo_rows, cols, kt, true, NULL);
-    tile(c, rows, cols + lo_cols, kt, true, NULL);
+    tile(c, rows + lo_rows, cols, kt, true, next ? next + step : NULL);
+    tile(c, rows, cols + (size_t)kt * BLOCK, kt, true, next ? next + 2 * step : NULL);
 }
 
 /* ---- packing --------------------------------------------------------------------------------- */
@@ -166,10 +167,8 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
     }
 }
 
-static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
-                      bool split) {
+static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k) {
     pack_pairs(panel, w, stride, n, k, false);
-    if (split) pack_pairs(panel + size_of(32, (size_t)k), w, stride, n, k, true);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -213,30 +212,45 @@ static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32
     }
 }
 
+/* Blocks [k0, k0 + steps) of panel p of the columns: where they lie, or made in `room`. */
+static const uint16_t *columns(const struct iwp_gemm_mat *m, int32_t p, int32_t k0, int32_t steps,
+                               uint16_t *room) {
+    const size_t kt = iwp_gemm_up((size_t)m->k) / 32;
+    return ready(m->w + ((size_t)p * kt + (size_t)k0) * BLOCK, steps, m->split, room);
+}
+
+/* The part of the same blocks of the next panel that products with rows from r on may fetch. */
+static const char *ahead(const struct iwp_gemm_mat *m, int32_t p, int32_t k0, int32_t steps,
+                         int32_t r) {
+    const size_t kt = iwp_gemm_up((size_t)m->k) / 32,
+                 at = (size_t)(r / 32) * (size_t)steps * (m->split ? 384 : 128);
+    if ((p + 1) * 32 >= m->m || at >= (size_t)steps * BLOCK) return NULL;
+    return (const char *)(m->w + ((size_t)(p + 1) * kt + (size_t)k0) * BLOCK + at);
+}
+
 /* y = act(a · m + bias) + res.  Rows stay in L2 while the weights pass by; when they are too wide for that, k
- * is taken in parts, and the sums of a group of panels wait in `sums` for the next part. */
-static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n, float *sums,
+ * is taken in parts, and the sums of a group of panels wait in `work` for the next part. */
+static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n, void *work,
                      float *y, int64_t stride, const float *res, enum iwp_gemm_act act) {
     const int32_t kt = (int32_t)(iwp_gemm_up((size_t)m->k) / 32), last = (m->m - 1) / 32;
     const struct iwp_gemm_parts cut = iwp_gemm_parts(m->k, m->split);
-    const size_t panel = (size_t)kt * BLOCK << m->split, lo = size_of((size_t)n, (size_t)m->k);
+    const size_t lo = size_of((size_t)n, (size_t)m->k);
+    float *sums = work;
+    uint16_t *room = (uint16_t *)(void *)(sums + (size_t)cut.group * iwp_gemm_up((size_t)n) * 32);
     _Alignas(64) float bias[32];
     for (int32_t p0 = 0; p0 <= last; p0 += cut.group)
         for (int32_t k0 = 0; k0 < kt; k0 += cut.step)
             for (int32_t p = p0; p < p0 + cut.group && p <= last; p++) {
                 const int32_t steps = kt - k0 < cut.step ? kt - k0 : cut.step,
                               cols = m->m - p * 32 < 32 ? m->m - p * 32 : 32;
-                const uint16_t *w = m->w + (size_t)p * panel + (size_t)k0 * BLOCK;
-                const bool done = k0 + steps == kt,
-                           more = p < last && (done || p + 1 < p0 + cut.group);
-                const char *next = more ? (const char *)(w + panel) : NULL;
+                const uint16_t *w = columns(m, p, k0, steps, room);
+                const bool done = k0 + steps == kt, more = done || p + 1 < p0 + cut.group;
                 bias_of(bias, m, p * 32);
                 for (int32_t r = 0; r < n; r += 32) {
                     float *c = sums;
                     if (cut.group > 1) c += ((p - p0) * ((n + 31) / 32) + r / 32) * SUMS;
                     product(c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK, lo, w,
-                            (size_t)kt * BLOCK, steps, m->split, k0 > 0, next);
-                    if (next) next += (size_t)steps * 256;
+                            steps, m->split, k0 > 0, more ? ahead(m, p, k0, steps, r) : NULL);
                     if (done)
                         store(y + r * stride + p * 32, stride, c, n - r < 32 ? n - r : 32, cols,
                               bias, res ? res + r * stride + p * 32 : NULL, act);
@@ -248,13 +262,12 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
                          void *scratch) {
     uint16_t *a = scratch;
     const struct iwp_gemm_mat *m = &op->mat[0];
-    pack_rows(a, m->split ? size_of((size_t)n, (size_t)m->k) : 0, op->x + first * op->x_stride,
-              op->x_stride, n, m->k, &op->norm);
-    float *sums = (float *)(void *)(a + (size_of((size_t)n, (size_t)m->k) << m->split));
+    const size_t lo = size_of((size_t)n, (size_t)m->k);
+    pack_rows(a, m->split ? lo : 0, op->x + first * op->x_stride, op->x_stride, n, m->k, &op->norm);
     int64_t at = first * op->y_stride;
     for (int32_t i = 0; i < op->n_mat; i++) {
-        multiply(&op->mat[i], a, n, sums, op->y + at, op->y_stride, op->res ? op->res + at : NULL,
-                 op->act);
+        multiply(&op->mat[i], a, n, a + (lo << m->split), op->y + at, op->y_stride,
+                 op->res ? op->res + at : NULL, op->act);
         at += op->mat[i].m;
     }
 }
@@ -280,32 +293,27 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
     const struct iwp_gemm_mat *up = &op->up, *gate = op->gate.w ? &op->gate : NULL;
     const int32_t kt = (int32_t)(iwp_gemm_up((size_t)up->k) / 32);
     const int32_t ht = (int32_t)(iwp_gemm_up((size_t)up->m) / 32);
-    const size_t lo = size_of((size_t)n, (size_t)up->k), panel = (size_t)kt * BLOCK << up->split;
-    const size_t lo_h = up->split ? size_of((size_t)n, (size_t)up->m) : 0;
-    uint16_t *a = scratch, *h = a + (lo << up->split);
+    const size_t lo = size_of((size_t)n, (size_t)up->k), hidden = size_of((size_t)n, (size_t)up->m),
+                 lo_h = up->split ? hidden : 0, panel = up->split ? 2 * (size_t)kt * BLOCK : 0;
+    uint16_t *a = scratch, *h = a + (lo << up->split), *room = h + (hidden << up->split);
     _Alignas(64) float c[SUMS], g[SUMS], bias[32], bias_gate[32];
     const float *x = op->x + first * op->stride;
     pack_rows(a, up->split ? lo : 0, x, op->stride, n, up->k, &op->norm);
     for (int32_t p = 0; p < ht; p++) {
-        const size_t at = (size_t)p * panel;
-        const bool more = p + 1 < ht;
-        size_t ahead = at + panel;
+        const uint16_t *w = columns(up, p, 0, kt, room);
+        const uint16_t *wg = gate ? columns(gate, p, 0, kt, room + panel) : NULL;
         bias_of(bias, up, p * 32);
         if (gate) bias_of(bias_gate, gate, p * 32);
         for (int32_t r = 0; r < n; r += 32) {
             const uint16_t *rows = a + (size_t)(r / 32) * (size_t)kt * BLOCK;
-            product(c, rows, lo, up->w + at, (size_t)kt * BLOCK, kt, up->split, false,
-                    more ? up->w + ahead : NULL);
-            if (gate)
-                product(g, rows, lo, gate->w + at, (size_t)kt * BLOCK, kt, gate->split, false,
-                        more ? gate->w + ahead : NULL);
-            ahead += (size_t)kt * 128;
+            product(c, rows, lo, w, kt, up->split, false, ahead(up, p, 0, kt, r));
+            if (gate) product(g, rows, lo, wg, kt, gate->split, false, ahead(gate, p, 0, kt, r));
             store_rows(h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK, lo_h, c,
                        gate ? g : NULL, bias, bias_gate, op->act);
         }
     }
-    float *sums = (float *)(void *)(h + (size_of((size_t)n, (size_t)up->m) << up->split));
-    multiply(&op->down, h, n, sums, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
+    multiply(&op->down, h, n, room + panel * (gate ? 2 : 1), op->y + first * op->stride, op->stride,
+             x, IWP_GEMM_NONE);
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -474,8 +482,10 @@ static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *
             q = w->turned;
             stride = op->d;
         }
-        pack_cols(w->q + ((size_t)(i / 32) * (size_t)w->kt * BLOCK << w->split), q, stride, len,
-                  op->d, w->split);
+        const size_t panel = size_of(32, (size_t)op->d);
+        uint16_t *to = w->q + ((size_t)(i / 32) * panel << w->split);
+        pack_pairs(to, q, stride, len, op->d, false);
+        if (w->split) pack_pairs(to + panel, q, stride, len, op->d, true);
     }
 }
 
@@ -487,8 +497,8 @@ static void attend_step(const struct packed *w, int32_t query, int32_t key, int3
         w->s, w->p, w->split, w->max + query, w->total + query, w->factor + query};
     const uint16_t *q = w->q + ((size_t)(query / 32) * (size_t)kt * BLOCK << w->split);
     for (int32_t i = 0; i < n32; i += 32)
-        product(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, q,
-                (size_t)kt * BLOCK, kt, w->split, false, NULL);
+        product(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, q, kt,
+                w->split, false, NULL);
     soften(&t, n, n32, scale2);
     for (int32_t d = 0; d < w->vt; d++) {
         float *o = w->o + ((size_t)(query / 32) * (size_t)w->vt + (size_t)d) * SUMS;

@@ -35,6 +35,7 @@ void iwp_gemm_init_c(struct iwp_gemm *g) {
                            .block = BLOCK,
                            .tile = tile,
                            .pack_cols = pack_cols,
+                           .pack_halves = pack_halves,
                            .linear = linear_tiles,
                            .mlp = mlp_tiles,
                            .attend = attend_tiles,

@@ -1,6 +1,7 @@
 /* Packed numbers are integers up to LEVELS with one scale for 32 neighbours of k, behind the block; for
  * gemm_body.h.  As many products as a block has k fit into 32 bits: sums over a block are exact. */
 #include <assert.h>
+#include <stdbool.h>
 
 #include "kern/vec16.h"
 
@@ -41,4 +42,10 @@ static inline void put_run(uint16_t *to, float *scale, vf a, vf b) {
 static inline void put_parts(uint16_t *to, vf a, vf b) {
     const vu w = integers(b * all(LEVELS)) << 16 | (integers(a * all(LEVELS)) & 0xffffu);
     memcpy(to, &w, sizeof w);
+}
+
+/* Blocks of columns as tile() reads them: there is no split. */
+static inline const uint16_t *ready(const uint16_t *w, int32_t n, bool split, uint16_t *room) {
+    (void)n, (void)split, (void)room;
+    return w;
 }

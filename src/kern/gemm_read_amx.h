@@ -20,15 +20,8 @@ static inline vf small(const uint8_t *p, int stride) {
 
 /* Two neighbours of k of 16 columns: one line of a panel. */
 static inline void save_pair(uint16_t *to, vf even, vf odd) {
-#if defined(__AVX512BF16__)
-    static const uint16_t turn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_loadu_si512(turn), both));
-#else
-    const vu v = (round_bf16(odd) & 0xffff0000u) | (round_bf16(even) >> 16);
+    const vu v = pair_bf16(even, odd);
     memcpy(to, &v, sizeof v);
-#endif
 }
 
 /* 16 columns × 4 neighbours of k, numbers below 128 in the bytes of v: * d + c, where c has the -128 d. */

@@ -69,6 +69,18 @@ static inline void save_bf16(uint16_t *p, vf v) {
     memcpy(p, &h, sizeof h);
 }
 
+/* Two of them in one number, the first in the lower half. */
+static inline vu pair_bf16(vf even, vf odd) {
+#if defined(__AVX512BF16__)
+    static const uint16_t turn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    return (vu)_mm512_permutexvar_epi16(_mm512_loadu_si512(turn), both);
+#else
+    return (round_bf16(odd) & 0xffff0000u) | (round_bf16(even) >> 16);
+#endif
+}
+
 /* What rounding takes away. */
 static inline vf rest(vf v) { return v - (vf)(round_bf16(v) & 0xffff0000u); }
 

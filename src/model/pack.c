@@ -105,7 +105,7 @@ static int32_t take(struct node *n, int nth) {
 static struct iwp_gemm_mat mat(const struct ggml_tensor *w, const struct ggml_tensor *b) {
     const struct iwp_packed *p = iwp_packed_of(w);
     if (!p) return (struct iwp_gemm_mat){0};
-    return (struct iwp_gemm_mat){p->data, b ? b->data : NULL, p->k, p->m, p->split};
+    return (struct iwp_gemm_mat){p->data, b ? b->data : NULL, p->k, p->m, p->pack->split};
 }
 
 static struct iwp_gemm_norm norm_of(const struct iwp_pack_norm *n) {

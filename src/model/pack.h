@@ -13,7 +13,7 @@
 #include "model/act.h"
 
 struct iwp_pack;
-/* split: factors are taken as sums of two bf16 numbers (kern/gemm.h). */
+/* split: weights are f16, factors are taken as sums of two bf16 numbers (kern/gemm.h). */
 int iwp_pack_new(struct iwp_pack **out, const struct iwp_gemm *g, bool split, int32_t n_thread,
                  iwp_err *err);
 bool iwp_pack_split(const struct iwp_pack *p);
@@ -28,7 +28,6 @@ struct iwp_packed {
     struct iwp_pack *pack;
     uint16_t *data; /* 64-byte aligned */
     int32_t k, m;
-    bool split;
 };
 static inline const struct iwp_packed *iwp_packed_of(const struct ggml_tensor *w) {
     return w && w->op_params[0] == IWP_PACKED_MARK ? w->extra : NULL;

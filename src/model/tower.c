@@ -357,7 +357,7 @@ static int open_tower(struct iwp_tower *t, const struct iwp_gguf *g, iwp_err *er
     IWP_TRY(iwp_weights_load(t->w, "load vision tower", err));
     iwp_log(IWP_LOG_DEBUG, "vision tower: %s%s%s%s", t->info.kernel, t->pack ? ", packed " : "",
             t->pack ? iwp_pack_gemm(t->pack)->form : "",
-            t->info.split ? " twice (the file's numbers are finer)" : "");
+            t->info.split ? ", split from f16 (the file's numbers are finer)" : "");
     if (newline) {
         t->newline = malloc((size_t)t->info.d_model * sizeof *t->newline);
         IWP_REQUIRE(t->newline, err, IWP_ENOMEM, "out of memory");

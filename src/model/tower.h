@@ -22,7 +22,7 @@ struct iwp_tower;
 struct iwp_tower_info {
     const char *projector;  /* clip.projector_type */
     const char *kernel;     /* "ggml", or the path of kern/gemm.h that runs its packed matrices */
-    bool split;             /* packed as two bf16 numbers each */
+    bool split;             /* packed f16, used as two bf16 numbers each */
     int32_t d_model;        /* D, of a row that enters the decoder */
     int32_t d_vision;       /* Dv */
     int32_t n_block;        /* that are run */

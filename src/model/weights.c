@@ -19,6 +19,8 @@ struct item {
     const struct iwp_gguf_tensor *src;
     struct ggml_tensor *t;
     struct iwp_packed *packed; /* or NULL */
+    struct item *twin;         /* the same bytes in plain memory, read with this one; or NULL */
+    bool with_twin;
 };
 
 /* Tensors that share memory: one device and one layout. */
@@ -90,8 +92,7 @@ static struct ggml_tensor *packed_tensor(struct iwp_weights *w, struct ggml_cont
     p->pack = w->pack;
     p->k = (int32_t)src->ne[0];
     p->m = (int32_t)src->ne[1];
-    p->split = iwp_pack_split(w->pack);
-    const size_t n = iwp_gemm_weight_size(iwp_pack_gemm(w->pack), p->m, p->k, p->split) +
+    const size_t n = iwp_gemm_size(iwp_pack_gemm(w->pack), (size_t)p->m, (size_t)p->k) +
                      PACK_ALIGN / sizeof(uint16_t);
     struct ggml_tensor *t = ggml_new_tensor_1d(ctx, GGML_TYPE_BF16, (int64_t)n);
     t->extra = *out = p;
@@ -130,7 +131,7 @@ int iwp_weights_get(struct iwp_weights *w, const char *name, int n_dims, const i
                                  : ggml_new_tensor(g->ctx, type, src->n_dims, src->ne);
     IWP_REQUIRE(t, err, IWP_ENOMEM, "out of memory");
     ggml_set_name(t, name);
-    w->item[w->n_item++] = (struct item){src, t, packed};
+    w->item[w->n_item++] = (struct item){.src = src, .t = t, .packed = packed};
     *out = t;
     return 0;
 }
@@ -226,6 +227,18 @@ static int reserve_scratch(struct reader *r, const struct iwp_gguf_tensor *src, 
     return 0;
 }
 
+/* n numbers of the file as floats in the panel; of those in f16, for a split product, nothing but the
+ * bytes: they are what it wants.  Others become f16 there. */
+static const void *as_packed(const struct iwp_packed *p, enum ggml_type type, struct reader *r,
+                             int64_t n) {
+    const bool split = iwp_pack_split(p->pack);
+    if (split && type == GGML_TYPE_F16) return r->scratch;
+    if (type != GGML_TYPE_F32) ggml_get_type_traits(type)->to_float(r->scratch, r->panel, n);
+    if (!split) return r->panel;
+    ggml_fp32_to_fp16_row(r->panel, (ggml_fp16_t *)(void *)r->scratch, n);
+    return r->scratch;
+}
+
 /* Panel after panel of 32 output columns: what is read and what it becomes stay in the cache. */
 static int pack_item(const struct iwp_weights *w, const struct item *it, struct reader *r,
                      iwp_err *err) {
@@ -235,7 +248,8 @@ static int pack_item(const struct iwp_weights *w, const struct item *it, struct 
     const size_t row = ggml_row_size(type, p->k), all = (size_t)IWP_GEMM_SIDE * (size_t)p->k;
     const uintptr_t at = (uintptr_t)it->t->data;
     p->data = (uint16_t *)((at + PACK_ALIGN - 1) & ~(uintptr_t)(PACK_ALIGN - 1));
-    IWP_TRY(reserve_scratch(r, it->src, IWP_GEMM_SIDE * row, err));
+    const size_t half_row = (size_t)p->k * sizeof(ggml_fp16_t);
+    IWP_TRY(reserve_scratch(r, it->src, IWP_GEMM_SIDE * (row > half_row ? row : half_row), err));
     if (r->cap_panel < all) {
         free(r->panel);
         r->panel = malloc(all * sizeof *r->panel);
@@ -246,22 +260,52 @@ static int pack_item(const struct iwp_weights *w, const struct item *it, struct 
         const int32_t n = p->m - first < IWP_GEMM_SIDE ? p->m - first : IWP_GEMM_SIDE;
         uint8_t *from = type == GGML_TYPE_F32 ? (uint8_t *)r->panel : r->scratch;
         IWP_TRY(read_bytes(w, it->src, r, from, (uint64_t)first * row, (uint64_t)n * row, err));
-        if (type != GGML_TYPE_F32)
-            ggml_get_type_traits(type)->to_float(from, r->panel, (int64_t)n * p->k);
-        g->pack_cols(p->data + iwp_gemm_weight_size(g, first, p->k, p->split), r->panel, p->k, n,
-                     p->k, p->split);
+        uint16_t *to = p->data + iwp_gemm_size(g, (size_t)first, (size_t)p->k);
+        const void *rows = as_packed(p, type, r, (int64_t)n * p->k);
+        if (iwp_pack_split(p->pack))
+            g->pack_halves(to, rows, p->k, n, p->k);
+        else
+            g->pack_cols(to, rows, p->k, n, p->k);
     }
     return 0;
+}
+
+static bool keeps_type(const struct item *it) {
+    return !it->packed && it->t->type == (enum ggml_type)it->src->type;
+}
+
+/* In the CPU's memory as in the file. */
+static bool is_plain(const struct iwp_weights *w, const struct item *it) {
+    return keeps_type(it) && ggml_backend_buffer_is_host(it->t->buffer) &&
+           ggml_backend_buffer_get_type(it->t->buffer) == w->b->buft[iwp_backend_cpu(w->b)];
+}
+
+/* A tied head is the embedding in another layout: made from the plain copy, it is read once, and the largest
+ * tensor of most files needs no scratch memory. */
+static void find_twins(struct iwp_weights *w) {
+    for (int32_t i = 0; i < w->n_item; i++)
+        for (int32_t j = 0; j < w->n_item && is_plain(w, &w->item[i]); j++) {
+            struct item *other = &w->item[j];
+            if (other->src != w->item[i].src || !keeps_type(other) || is_plain(w, other)) continue;
+            other->twin = &w->item[i];
+            w->item[i].with_twin = true;
+            break;
+        }
 }
 
 static int load_item(const struct iwp_weights *w, const struct item *it, struct reader *r,
                      iwp_err *err) {
     const struct iwp_gguf_tensor *src = it->src;
+    if (it->with_twin) return 0;
     if (it->packed) return pack_item(w, it, r, err);
-    const bool same = it->t->type == (enum ggml_type)src->type;
-    if (same && ggml_backend_buffer_is_host(it->t->buffer) &&
-        ggml_backend_buffer_get_type(it->t->buffer) == w->b->buft[iwp_backend_cpu(w->b)])
-        return read_bytes(w, src, r, it->t->data, 0, src->size, err);
+    const bool same = keeps_type(it);
+    if (is_plain(w, it)) return read_bytes(w, src, r, it->t->data, 0, src->size, err);
+    if (it->twin) {
+        void *plain = it->twin->t->data;
+        IWP_TRY(read_bytes(w, src, r, plain, 0, src->size, err));
+        ggml_backend_tensor_set(it->t, plain, 0, (size_t)src->size);
+        return 0;
+    }
     IWP_TRY(reserve_scratch(r, src, (size_t)src->size, err));
     IWP_TRY(read_bytes(w, src, r, r->scratch, 0, src->size, err));
     if (same) {
@@ -341,6 +385,7 @@ int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err) {
     uint64_t total = 0;
     for (int32_t i = 0; i < w->n_item; i++) total += w->item[i].src->size;
     large_first(w, total);
+    find_twins(w);
     for (int32_t i = 0; i < MAX_READER; i++) l->reader[i].fd = -1;
     l->w = w;
     pthread_mutex_init(&l->lock, NULL);

@@ -51,8 +51,19 @@ static void product(struct iwp_backend *b, const char *name, int use, float *y) 
     CHECK_INT(iwp_weights_new(&w, b, g, &err), 0);
     CHECK_MSG(iwp_weights_get(w, name, 2, ne, use, iwp_backend_cpu(b), &t, &err) == 0, "%s",
               err.msg);
+    struct ggml_tensor *twin = NULL; /* as an embedding that is the head, too */
+    if (use & IWP_WEIGHT_MATMUL)
+        CHECK_INT(
+            iwp_weights_get(w, name, 2, ne, IWP_WEIGHT_PLAIN, iwp_backend_cpu(b), &twin, &err), 0);
     CHECK_MSG(iwp_weights_load(w, "load", &err) == 0, "%s", err.msg);
     CHECK(iwp_weights_bytes(w) > 0);
+    if (twin) {
+        const size_t n = ggml_nbytes(twin);
+        void *bytes = malloc(n);
+        CHECK_INT(iwp_weights_read(g, iwp_gguf_find_tensor(g, name), bytes, n, &err), 0);
+        CHECK(memcmp(bytes, twin->data, n) == 0);
+        free(bytes);
+    }
     iwp_gguf_free(g);
     CHECK_INT(iwp_sched_new(&s, b, 16, &err), 0);
     struct ggml_context *ctx;

@@ -25,6 +25,8 @@ if(IWP_ENGINE)
              ${IWP_LLAMA_BUILD})
     set_tests_properties(engine/bench-peer PROPERTIES SKIP_RETURN_CODE 77)
   endif()
+  add_test(NAME engine/bench-start COMMAND ${CMAKE_SOURCE_DIR}/tests/engine/bench_start.sh $<TARGET_FILE:iwp>
+           ${CMAKE_SOURCE_DIR}/tests/data)
   add_test(NAME engine/video COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/engine/test_video.py $<TARGET_FILE:iwp>
            ${CMAKE_SOURCE_DIR}/tests/data)
   set_tests_properties(engine/video PROPERTIES SKIP_RETURN_CODE 77)

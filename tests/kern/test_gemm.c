@@ -107,11 +107,36 @@ static bool split; /* how the next checks pack */
 /* Of bf16's bound of relative L2. */
 static double share(const struct iwp_gemm *g) { return g->fine ? 0.06 : split ? 0.01 : 1; }
 
-static uint16_t *pack(const struct iwp_gemm *g, const float *w, int32_t m, int32_t k) {
-    uint16_t *p = room(iwp_gemm_weight_size(g, m, k, split) * 2);
-    for (int32_t i = 0; i < m; i += 32)
-        g->pack_cols(p + iwp_gemm_weight_size(g, i, k, split), w + (size_t)i * (size_t)k, k,
-                     m - i < 32 ? m - i : 32, k, split);
+static uint16_t half_of(double x) { /* to nearest; |x| below 65504 */
+    int e;
+    frexp(x, &e);
+    if (e < -13) e = -13;
+    const int m = (int)lrint(ldexp(fabs(x), 11 - e)); /* 1024 and more where the number is normal */
+    return (uint16_t)((x < 0 ? 0x8000 : 0) + (m < 1024 ? m : ((e + 13) << 10) + m));
+}
+
+static double of_half(uint16_t h) {
+    const int e = h >> 10 & 31, m = h & 1023;
+    return (h & 0x8000 ? -1 : 1) * (e ? ldexp(m + 1024, e - 25) : ldexp(m, -24));
+}
+
+/* For split products w is rounded to f16 first: that is what they take. */
+static uint16_t *pack(const struct iwp_gemm *g, float *w, int32_t m, int32_t k) {
+    const size_t n = (size_t)m * (size_t)k;
+    uint16_t *p = room(iwp_gemm_size(g, (size_t)m, (size_t)k) * 2), *h = room(n * 2);
+    for (size_t i = 0; split && i < n; i++) {
+        h[i] = half_of((double)w[i]);
+        w[i] = (float)of_half(h[i]);
+    }
+    for (int32_t i = 0; i < m; i += 32) {
+        const int32_t cols = m - i < 32 ? m - i : 32;
+        uint16_t *to = p + iwp_gemm_size(g, (size_t)i, (size_t)k);
+        if (split)
+            g->pack_halves(to, h + (size_t)i * (size_t)k, k, cols, k);
+        else
+            g->pack_cols(to, w + (size_t)i * (size_t)k, k, cols, k);
+    }
+    free(h);
     return p;
 }
 
@@ -297,17 +322,6 @@ static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32
 }
 
 /* ---- quantised weights ------------------------------------------------------------------------- */
-
-static uint16_t half_of(double x) { /* of a multiple of 2^-14 below 1/8: exact */
-    const int m = (int)lrint(fabs(x) * 16384);
-    int e = 1;
-    uint16_t h = 0;
-    if (m) {
-        while (m >> e) e++; /* m in [2^(e-1), 2^e) */
-        h = (uint16_t)((e - 15 + 15) << 10 | ((m << (11 - e)) & 1023));
-    }
-    return x < 0 ? h | 0x8000 : h;
-}
 
 /* q4_0 in the layout of CPU_REPACK. */
 static uint8_t *repacked(int32_t m, int32_t k, double *w) {
