@@ -576,7 +576,65 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     free(w), free(x), free(y), free(rows), free(out), free(s);
 }
 
+/* The towers' products, 256 rows at a time as model/pack.c deals them: the best round. */
+static const struct product {
+    const char *name;
+    int32_t k, m, hidden; /* hidden > 0: an MLP */
+    bool gated, res;
+} products[] = {
+    {"Qwen2.5-VL q, k, v", 1280, 3840, 0, false, false},
+    {"Qwen2.5-VL output", 1280, 1280, 0, false, true},
+    {"Qwen2.5-VL MLP", 1280, 1280, 3420, true, true},
+    {"merger, first", 5120, 5120, 0, false, false},
+    {"merger, second", 5120, 3584, 0, false, false},
+    {"SigLIP q, k, v", 1152, 3456, 0, false, false},
+    {"SigLIP output", 1152, 1152, 0, false, true},
+    {"SigLIP MLP", 1152, 1152, 4304, false, true},
+};
+
+static void bench_product(const struct iwp_gemm *g, const struct product *t) {
+    const int32_t N = 2048, CHUNK = 256;
+    const int32_t wide = t->hidden ? t->hidden : t->m;
+    float *x = normals((size_t)(N * t->k), 1), *y = room((size_t)(N * t->m) * 4),
+          *w = normals((size_t)(wide * t->k), 0.02f);
+    uint16_t *in = pack(g, w, wide, t->k), *out = pack(g, w, t->m, wide);
+    const struct iwp_gemm_mlp mlp = {.x = x,
+                                     .stride = t->k,
+                                     .norm = {w, NULL, 1e-6f, true},
+                                     .gate = {t->gated ? in : NULL, NULL, t->k, wide, false},
+                                     .up = {in, NULL, t->k, wide, false},
+                                     .down = {out, NULL, wide, t->m, false},
+                                     .act = t->gated ? IWP_GEMM_SILU : IWP_GEMM_GELU_TANH,
+                                     .y = y};
+    const struct iwp_gemm_linear linear = {.x = x,
+                                           .res = t->res ? x : NULL,
+                                           .x_stride = t->k,
+                                           .y_stride = t->m,
+                                           .norm = mlp.norm,
+                                           .mat = {{in, NULL, t->k, t->m, false}},
+                                           .n_mat = 1,
+                                           .act = IWP_GEMM_NONE,
+                                           .y = y};
+    void *s = room(t->hidden ? iwp_gemm_mlp_scratch(g, &mlp, CHUNK)
+                             : iwp_gemm_linear_scratch(g, &linear, CHUNK));
+    const double flop = 2e-9 * N * t->k * wide * (t->hidden ? t->gated ? 3 : 2 : 1);
+    double best = 1e9;
+    for (int r = 0; r < 9; r++) {
+        const double t0 = now();
+        for (int32_t i = 0; i < N; i += CHUNK)
+            if (t->hidden)
+                g->mlp(&mlp, i, CHUNK, s);
+            else
+                g->linear(&linear, i, CHUNK, s);
+        best = fmin(best, now() - t0);
+        if (now() - t0 > 1) break;
+    }
+    printf("%-7s %s: %.1f GFLOP/s\n", g->name, t->name, flop / best);
+    free(x), free(y), free(w), free(in), free(out), free(s);
+}
+
 static void bench(const struct iwp_gemm *g) {
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) bench_product(g, &products[i]);
     for (int32_t n = 32; n <= 512; n *= 4) {
         bench_bulk(g, IWP_GEMM_Q4_0, n, 3584, 3584);
         bench_bulk(g, IWP_GEMM_Q8_0, n, 3584, 3584);
