@@ -53,10 +53,14 @@ void iwp_job_unref(struct iwp_job *j) {
     free(j);
 }
 
-void iwp_job_wake(struct iwp_job *j) {
-    if (!j->suspended) return;
+/* Ends the server's lock and resumes the job's connection when it waits.  In this order: the thread that
+ * wakes would else take this one's core and wait for the lock, and with it every other connection, until
+ * this one, which others may be ahead of, runs again.  A suspended connection stays until it is resumed. */
+static void unlock_and_wake(struct iwp_job *j) {
+    struct MHD_Connection *waiting = j->suspended ? j->conn : NULL;
     j->suspended = false;
-    MHD_resume_connection(j->conn);
+    pthread_mutex_unlock(&j->server->lock);
+    if (waiting) MHD_resume_connection(waiting);
 }
 
 /* While a connection is suspended nobody reads it, so a client that left is found by looking.  One
@@ -106,8 +110,7 @@ void iwp_job_answer(struct iwp_job *j, int status, struct iwp_json_out *w) {
         w->text = NULL;
     }
     j->ready = j->done = true;
-    iwp_job_wake(j);
-    pthread_mutex_unlock(&j->server->lock);
+    unlock_and_wake(j);
     iwp_json_free(w);
 }
 
@@ -133,8 +136,7 @@ bool iwp_job_start_stream(struct iwp_job *j) {
     pthread_mutex_lock(&j->server->lock);
     j->stream = j->ready = true;
     j->status = 200;
-    iwp_job_wake(j);
-    pthread_mutex_unlock(&j->server->lock);
+    unlock_and_wake(j);
     j->t_write = iwp_clock_ms();
     return true;
 }
@@ -142,8 +144,7 @@ bool iwp_job_start_stream(struct iwp_job *j) {
 bool iwp_job_send(struct iwp_job *j, const char *text, size_t n) {
     pthread_mutex_lock(&j->server->lock);
     const bool ok = !j->gone && iwp_job_append(j, text, n);
-    iwp_job_wake(j);
-    pthread_mutex_unlock(&j->server->lock);
+    unlock_and_wake(j);
     j->t_write = iwp_clock_ms();
     return ok;
 }
@@ -151,6 +152,5 @@ bool iwp_job_send(struct iwp_job *j, const char *text, size_t n) {
 void iwp_job_end(struct iwp_job *j) {
     pthread_mutex_lock(&j->server->lock);
     j->ready = j->done = true;
-    iwp_job_wake(j);
-    pthread_mutex_unlock(&j->server->lock);
+    unlock_and_wake(j);
 }

@@ -148,7 +148,6 @@ void iwp_conn_say_late(int fd);
 struct iwp_job *iwp_job_new(struct iwp_server *s, enum iwp_job_kind kind);
 bool iwp_job_random_id(char *out, size_t n); /* 2n hex digits; false: no randomness, and "" */
 void iwp_job_unref(struct iwp_job *j);       /* * */
-void iwp_job_wake(struct iwp_job *j);        /* resumes its connection when it waits */
 bool iwp_job_peer_closed(const struct iwp_job *j);
 bool iwp_job_append(struct iwp_job *j, const char *text, size_t n); /* false: no memory */
 void iwp_job_answer(struct iwp_job *j, int status,
