@@ -199,7 +199,6 @@ int iwp_bench_prefill(int argc, char **argv) {
     int rc = iwp_opts_parse(&command, groups, argc, argv, &none, &err);
     if (rc > 0) return 0;
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
-    if (rc >= 0) rc = iwp_cpu_check(&err);
     if (rc < 0) return iwp_cli_usage("bench prefill", &err);
     rc = iwp_model_args_engine(&m, &ep, &err);
     ep.mmproj = NULL;

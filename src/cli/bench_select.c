@@ -520,7 +520,7 @@ int iwp_bench_select(int argc, char **argv) {
         rc = iwp_cli_usage(command.name, &err);
         goto done;
     }
-    if ((rc = iwp_log_args_apply(&log, &err)) < 0 || (rc = iwp_cpu_check(&err)) < 0) {
+    if ((rc = iwp_log_args_apply(&log, &err)) < 0) {
         rc = iwp_cli_usage(command.name, &err);
         goto done;
     }

@@ -192,7 +192,6 @@ static int check_flags(struct iwp_run_job *j, iwp_err *err) {
                     err, IWP_EINVAL, "--prune-dump: '%.100s' ends in none of .json, .svg, .png",
                     a->prune_dump);
     }
-    IWP_TRY(iwp_cpu_check(err));
     return iwp_engine_prune(&j->prune_args, &j->prune, &j->use_prune, &j->positions, err);
 }
 

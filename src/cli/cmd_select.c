@@ -464,7 +464,6 @@ int iwp_cmd_select(int argc, char **argv) {
     if (rc >= 0) rc = iwp_log_args_apply(&logs, &err);
     if (rc >= 0) rc = check_flags(&a, &err);
     if (rc >= 0) rc = iwp_prune_args_params(&prune, "iwp", &j.params, &err);
-    if (rc >= 0) rc = iwp_cpu_check(&err);
     if (rc < 0) {
         code = iwp_cli_usage("select", &err);
         goto done;

@@ -107,6 +107,8 @@ static int dispatch(int argc, char **argv) {
         static char help_flag[] = "--help";
         char *help_argv[] = {argv[argc > 2 ? 2 : 1], help_flag, NULL};
         if (name != argv[1]) return commands[i].run(2, help_argv);
+        iwp_err err; /* a typo must not measure or serve on another path */
+        if (iwp_cpu_check(&err) < 0) return iwp_cli_usage(name, &err);
         return commands[i].run(argc - 1, argv + 1);
     }
     const char *near = iwp_nearest_name(name, names, N_COMMAND);

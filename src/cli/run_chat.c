@@ -115,7 +115,7 @@ static int turn(struct chat *c, const char *line, iwp_err *err) {
         if (rc >= 0 && (c->j->args.overlay || c->j->args.prune_dump))
             rc = iwp_run_draw(c->j, &res, err);
     } else {
-        unsay(c, rc == IWP_ECANCELLED);
+        unsay(c, rc == IWP_ECANCELLED || rc == IWP_EINVAL); /* the latter: a budget out of reach */
     }
     iwp_run_result_free(&res);
     return rc;

@@ -153,6 +153,8 @@ def test_same_everywhere():
     other = "avx2" if os.uname().machine == "aarch64" else "neon"
     refused(["select", GOOD, "--keep", "0.3"], 2, "not supported", env={"IWP_CPU": other})
     refused(["select", GOOD, "--keep", "0.3"], 2, "sse9", env={"IWP_CPU": "sse9"})
+    for words in (["bench", "machine"], ["methods"], ["inspect", GOOD]):
+        refused(words, 2, "sse9", env={"IWP_CPU": "sse9"})
     for t in ("1", "2", "3"):
         check(select("--keep", "0.353", "--threads", t)["keep_hash"] == base["keep_hash"], f"{t} threads differ")
         check(select("--keep", "0.353", "-t", t)["keep_hash"] == base["keep_hash"], f"-t {t} differs")

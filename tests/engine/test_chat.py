@@ -74,6 +74,9 @@ def main():
             check(want in r.stderr and alone["text"]["answer"] in r.stdout and r.returncode == 0, line, r.stderr)
         r = chat(["/image " + bad, ASK, ASK])
         check(r.stderr.count("iwp run:") == 1 and alone["text"]["answer"] in r.stdout, "a bad picture goes with its turn", r.stdout, r.stderr)
+        r = chat(["/image " + picture, "/prune iwp", "/keep 100000", ASK, "/keep 50%", ASK])
+        want = chat(["/image " + picture, "/prune iwp", "/keep 50%", ASK])
+        check("100000" in r.stderr and r.stdout == want.stdout, "a picture outlasts a budget out of reach", r.stdout, r.stderr)
         r = chat(["/help"])
         check("/image FILE" in r.stderr and not r.stdout.strip(), "/help", r.stderr)
 
