@@ -10,4 +10,11 @@ out=$("$(dirname "$0")/../../scripts/bench-peer" prefill --build "$1" --shape qw
 echo "$out"
 [ "$(grep -c '^| prefill' <<<"$out")" = 1 ]
 grep -qE '^\| prefill \| qwen2-0.5b q8_0, 1 layers, 32 rows \(-fa [01]\) \| t/s \| [0-9.]+ \| [0-9.]+ \| [0-9]+\.[0-9]{2} \|' <<<"$out"
+peer=$(dirname "$0")/../../scripts/bench-peer
+for bad in "-r 0" "--layers 0" "--size foo" "-p 0" "--json $tmp/gone/x.json"; do # told before anything is measured
+    rc=0 && "$peer" prefill --build "$1" $bad >/dev/null 2>"$tmp/err" || rc=$?
+    if [ $rc != 2 ] || grep -q Traceback "$tmp/err"; then
+        echo "bench-peer $bad: exit $rc" && cat "$tmp/err" && exit 1
+    fi
+done
 python3 -c 'import json, sys; r = json.load(open(sys.argv[1]))["rows"][0]; assert len(r["iwp_all"]) == len(r["llama_cpp_all"]) == 2' "$tmp/all.json"
