@@ -51,20 +51,12 @@ static void bulk(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, vo
 }
 
 void iwp_gemm_init_amx(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){.name = "amx",
-                           .form = "bf16",
-                           .block = BLOCK,
-                           .tile = tile_once,
-                           .pack_cols = pack_cols,
-                           .pack_halves = pack_halves,
-                           .linear = linear,
-                           .mlp = mlp,
-                           .attend = attend,
-                           .pack_rows = pack_rows_at,
-                           .layout = LAYOUT,
-                           .forms = FORMS,
-                           .read = read_tiles,
-                           .bulk = bulk};
+    *g = table("amx");
+    g->tile = tile_once;
+    g->linear = linear;
+    g->mlp = mlp;
+    g->attend = attend;
+    g->bulk = bulk;
 }
 #else
 typedef int iwp_gemm_amx_empty;

@@ -9,7 +9,7 @@ enum { TILE_ROWS = 4, TILE_VECS = 1 };
 #include "kern/gemm_bulk.h"
 #include "kern/gemm_dot.h"
 
-void iwp_gemm_init_avx2(struct iwp_gemm *g) { *g = TABLE("avx2"); }
+void iwp_gemm_init_avx2(struct iwp_gemm *g) { *g = table("avx2"); }
 #else
 typedef int iwp_gemm_avx2_empty;
 #endif

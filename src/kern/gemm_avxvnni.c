@@ -9,7 +9,7 @@ enum { TILE_ROWS = 4, TILE_VECS = 1 };
 #include "kern/gemm_bulk.h"
 #include "kern/gemm_dot.h"
 
-void iwp_gemm_init_avxvnni(struct iwp_gemm *g) { *g = TABLE("avxvnni"); }
+void iwp_gemm_init_avxvnni(struct iwp_gemm *g) { *g = table("avxvnni"); }
 #else
 typedef int iwp_gemm_avxvnni_empty;
 #endif

@@ -4,6 +4,8 @@
 #include "kern/vec16.h"
 
 enum { BLOCK = 32 * 32, SCALED = 0 };
+#define FORM    "bf16"
+#define HALVES  pack_halves
 #define PART    1.0f
 #define NOTHING 0.0f
 

@@ -55,3 +55,22 @@ static void bulk_tiles(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_co
     for (int32_t r = 0; r < op->n; r += ROWS)
         bulk_rows(op, col, n_cols, r, op->n - r < ROWS ? op->n : r + ROWS, w, sums);
 }
+
+/* What every path has; some put their own functions over it. */
+static struct iwp_gemm table(const char *name) {
+    return (struct iwp_gemm){.name = name,
+                             .form = FORM,
+                             .block = BLOCK,
+                             .fine = SCALED,
+                             .tile = tile,
+                             .pack_cols = pack_cols,
+                             .pack_halves = HALVES,
+                             .linear = linear_tiles,
+                             .mlp = mlp_tiles,
+                             .attend = attend_tiles,
+                             .pack_rows = pack_rows_at,
+                             .layout = LAYOUT,
+                             .forms = FORMS,
+                             .read = read_tiles,
+                             .bulk = bulk_tiles};
+}

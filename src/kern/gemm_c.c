@@ -29,19 +29,4 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
         }
 }
 
-void iwp_gemm_init_c(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){.name = "c",
-                           .form = "bf16",
-                           .block = BLOCK,
-                           .tile = tile,
-                           .pack_cols = pack_cols,
-                           .pack_halves = pack_halves,
-                           .linear = linear_tiles,
-                           .mlp = mlp_tiles,
-                           .attend = attend_tiles,
-                           .pack_rows = pack_rows_at,
-                           .layout = LAYOUT,
-                           .forms = FORMS,
-                           .read = read_tiles,
-                           .bulk = bulk_tiles};
-}
+void iwp_gemm_init_c(struct iwp_gemm *g) { *g = table("c"); }

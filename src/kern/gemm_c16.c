@@ -27,19 +27,4 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
         }
 }
 
-void iwp_gemm_init_c16(struct iwp_gemm *g) {
-    *g = (struct iwp_gemm){.name = "c16",
-                           .form = "int16",
-                           .block = BLOCK,
-                           .fine = true,
-                           .tile = tile,
-                           .pack_cols = pack_cols,
-                           .linear = linear_tiles,
-                           .mlp = mlp_tiles,
-                           .attend = attend_tiles,
-                           .pack_rows = pack_rows_at,
-                           .layout = LAYOUT,
-                           .forms = FORMS,
-                           .read = read_tiles,
-                           .bulk = bulk_tiles};
-}
+void iwp_gemm_init_c16(struct iwp_gemm *g) { *g = table("c16"); }

@@ -63,11 +63,3 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
                 part(c + r * 32 + 16 * v, a + r * 32, a_scale + r, b + v * 512, b_scale + 16 * v);
     }
 }
-
-#define TABLE(NAME)                                                                                \
-    (struct iwp_gemm) {                                                                            \
-        .name = NAME, .form = "int16", .block = BLOCK, .fine = true, .tile = tile,                 \
-        .pack_cols = pack_cols, .linear = linear_tiles, .mlp = mlp_tiles, .attend = attend_tiles,  \
-        .pack_rows = pack_rows_at, .layout = LAYOUT, .forms = FORMS, .read = read_tiles,           \
-        .bulk = bulk_tiles                                                                         \
-    }

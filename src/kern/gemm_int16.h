@@ -6,6 +6,8 @@
 #include "kern/vec16.h"
 
 enum { BLOCK = 32 * 32 + 64, SCALED = 1 };
+#define FORM    "int16"
+#define HALVES  NULL
 #define LEVELS  8191.0f
 #define NOTHING 1e-16f /* smaller scales count as 0: products with subnormal ones would crawl */
 #define PART    (1.0f / LEVELS) /* of a weight of attention */

@@ -9,7 +9,7 @@ enum { TILE_ROWS = 8, TILE_VECS = 2 };
 #include "kern/gemm_bulk.h"
 #include "kern/gemm_dot.h"
 
-void iwp_gemm_init_vnni(struct iwp_gemm *g) { *g = TABLE("vnni"); }
+void iwp_gemm_init_vnni(struct iwp_gemm *g) { *g = table("vnni"); }
 #else
 typedef int iwp_gemm_vnni_empty;
 #endif
