@@ -325,7 +325,9 @@ static int run(struct bench *b, int32_t most, iwp_err *err) {
     uint64_t seed = 3;
     IWP_TRY(iwp_backend_new(&b->b, &p, err));
     IWP_TRY(iwp_attend_new(&b->attend, a->heads, a->kv_heads, a->d, b->b->n_thread, err));
-    IWP_REQUIRE(b->attend, err, IWP_ENOTSUP, "this CPU has no attention of our own, only ggml's");
+    const char *path = getenv("IWP_CPU");
+    IWP_REQUIRE(b->attend, err, IWP_ENOTSUP, "%s%s has no attention of our own, only ggml's",
+                path ? "IWP_CPU=" : "this CPU", path ? path : "");
     IWP_TRY(iwp_sched_new(&b->sched, b->b, 8 * MAX_LAYER, err));
     b->q = malloc(n * sizeof *b->q);
     b->mask = malloc((size_t)a->rows * (size_t)most * sizeof *b->mask);

@@ -114,7 +114,10 @@ static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_sessio
                     struct iwp_bench_rows *rows, iwp_err *err) {
     struct bench b = {e, a, sp};
     const struct iwp_bench_grid grid = {a->prune, a->keep, a->layer, measure, &b};
-    return iwp_bench_grid_run(&grid, rows, err);
+    const struct iwp_engine_info info = iwp_engine_info(e);
+    iwp_bench_rows_begin(rows, &info, a->format);
+    IWP_TRY(iwp_bench_grid_run(&grid, rows, err));
+    return iwp_bench_rows_end(rows, err);
 }
 
 int iwp_bench_e2e(int argc, char **argv) {
@@ -137,15 +140,12 @@ int iwp_bench_e2e(int argc, char **argv) {
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
     if (rc >= 0 && !a.image)
         rc = iwp_err_set(&err, IWP_EINVAL, "which picture? give its file with --image");
+    if (rc >= 0) rc = iwp_bench_grid_check(&a.prune, &a.keep, true, &err);
     if (rc < 0) return iwp_cli_usage("bench e2e", &err);
     rc = iwp_model_args_engine(&m, &ep, &err);
     ep.cache_bytes = 1; /* no picture fits: each is encoded again */
     if (rc >= 0) rc = iwp_engine_open(&e, &ep, &err);
     if (rc >= 0) rc = run_grid(e, &a, iwp_model_args_session(&m), &rows, &err);
-    if (rc >= 0) {
-        const struct iwp_engine_info info = iwp_engine_info(e);
-        rc = iwp_bench_print(&info, &rows, a.format, &err);
-    }
     if (rc < 0)
         code =
             rc == IWP_EINVAL ? iwp_cli_usage("bench e2e", &err) : iwp_cli_fail("bench e2e", &err);

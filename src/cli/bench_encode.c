@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "cli/bench_rows.h"
+#include "kern/cpu.h"
 #include "model/tower.h"
 
 enum { MAX_RUNS = 1000 };
@@ -89,8 +90,19 @@ static int noise(struct iwp_image *im, int32_t n, int32_t w, int32_t h, iwp_err 
     return 0;
 }
 
-static int measure(const struct args *a, struct iwp_tower *t, struct row *r, iwp_err *err) {
-    const struct iwp_tower_info *info = iwp_tower_info(t);
+/* --image-tiles, --image-min-tokens and --image-max-tokens, as for a picture of a prompt. */
+static int plan_make(const struct args *a, const struct iwp_pre_params *pre, int32_t w, int32_t h,
+                     struct iwp_pre_plan *plan, iwp_err *err) {
+    IWP_TRY(iwp_pre_plan_make(pre, w, h, a->frames ? a->frames : 1,
+                              a->frames ? IWP_PRE_VIDEO : IWP_PRE_SINGLE, plan, err));
+    IWP_REQUIRE(a->frames || !pre->max_tokens || plan->n_token <= pre->max_tokens, err, IWP_EINVAL,
+                "--image-max-tokens %d: this model makes at least %d visual tokens of a picture",
+                pre->max_tokens, plan->n_token);
+    return 0;
+}
+
+static int measure(const struct args *a, struct iwp_tower *t, const struct iwp_pre_params *p,
+                   struct row *r, iwp_err *err) {
     const struct iwp_tower_want want = {0};
     const int32_t n = a->frames ? a->frames : 1;
     static double pre[MAX_RUNS], enc[MAX_RUNS];
@@ -99,15 +111,14 @@ static int measure(const struct args *a, struct iwp_tower *t, struct row *r, iwp
     struct iwp_pre_plan plan;
     int rc = 0;
     if (!im) IWP_FAIL(err, IWP_ENOMEM, "out of memory for %d frames", n);
-    IWP_TRY_GOTO(iwp_pre_plan_make(&info->pre, r->w, r->h, n,
-                                   a->frames ? IWP_PRE_VIDEO : IWP_PRE_SINGLE, &plan, err));
+    IWP_TRY_GOTO(plan_make(a, p, r->w, r->h, &plan, err));
     IWP_TRY_GOTO(noise(im, n, r->w, r->h, err));
     pixels = malloc(plan.n_pixel * sizeof *pixels);
     if (!pixels) IWP_FAIL(err, IWP_ENOMEM, "out of memory for %zu pixel values", plan.n_pixel);
     for (int32_t i = -1; i < a->repeats; i++) { /* the first one warms up */
         struct iwp_tower_out out;
         double t0 = iwp_clock_ms();
-        IWP_TRY_GOTO(iwp_pre_pixels(&info->pre, &plan, im, pixels, err));
+        IWP_TRY_GOTO(iwp_pre_pixels(p, &plan, im, pixels, err));
         double t1 = iwp_clock_ms();
         IWP_TRY_GOTO(iwp_tower_encode(t, &plan, pixels, &want, &out, err));
         double t2 = iwp_clock_ms();
@@ -131,7 +142,7 @@ fail:
 static void print_head(const struct args *a, struct iwp_json_out *j, int32_t threads) {
     if (a->output == 1) {
         iwp_json_open_object(j, NULL);
-        iwp_json_put_string(j, "cpu", iwp_cpu_name());
+        iwp_json_put_string(j, "cpu", iwp_cli_cpu(iwp_cpu_features()));
         iwp_json_put_int(j, "threads", threads);
         iwp_json_open_array(j, "rows");
     } else if (a->output == 2) {
@@ -208,11 +219,20 @@ static int run(const struct args *a, struct iwp_model_args *m, struct iwp_json_o
     IWP_TRY_GOTO(iwp_gguf_open(&g, path, err));
     IWP_TRY_GOTO(iwp_tower_new(&t, b, g, err));
     const char *slash = strrchr(path, '/');
+    struct iwp_pre_params pre = iwp_tower_info(t)->pre;
+    IWP_TRY_GOTO(iwp_pre_params_tiles(&pre, m->tiles, err));
+    IWP_TRY_GOTO(iwp_pre_params_limit_tokens(&pre, m->min_tokens, m->max_tokens, err));
+    for (int32_t i = 0; i < n; i++) { /* before the head of the table */
+        struct iwp_pre_plan plan;
+        int32_t w, h;
+        IWP_TRY_GOTO(parse_size(a->size.n ? a->size.at[i] : usual[i], &w, &h, err));
+        IWP_TRY_GOTO(plan_make(a, &pre, w, h, &plan, err));
+    }
     print_head(a, j, b->n_thread);
     for (int32_t i = 0; i < n; i++) {
         struct row r = {.model = slash ? slash + 1 : path};
         IWP_TRY_GOTO(parse_size(a->size.n ? a->size.at[i] : usual[i], &r.w, &r.h, err));
-        IWP_TRY_GOTO(measure(a, t, &r, err));
+        IWP_TRY_GOTO(measure(a, t, &pre, &r, err));
         print_row(a, j, &r);
     }
     if (a->output == 1) {

@@ -19,6 +19,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/eval_args.h"
+#include "kern/cpu.h"
 
 struct bench_args {
     int32_t format;
@@ -111,7 +112,7 @@ static int print_json(const struct iwp_eval_job *j, const struct sum row[3], int
     struct iwp_json_out w;
     iwp_json_init(&w, true);
     iwp_json_open_object(&w, NULL);
-    iwp_json_put_string(&w, "cpu", iwp_cpu_name());
+    iwp_json_put_string(&w, "cpu", iwp_cli_cpu(iwp_cpu_features()));
     iwp_json_put_int(&w, "configurations", j->run->n_config);
     iwp_json_put_int(&w, "questions", questions);
     for (int i = 0; i < 3; i++) {

@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "cli/cmd.h"
+#include "kern/cpu.h"
 #include "kern/peak.h"
 
 enum { MAX_THREAD = IWP_POOL_MAX };
@@ -97,6 +98,10 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const char *
     fflush(stdout);
 }
 
+static bool integers(enum iwp_peak what) {
+    return what == IWP_PEAK_VNNI || what == IWP_PEAK_AMX_INT8;
+}
+
 static int run(const struct args *a, struct iwp_json_out *j, iwp_err *err) {
     iwp_pool *pool = NULL;
     struct iwp_exec exec;
@@ -109,7 +114,7 @@ static int run(const struct args *a, struct iwp_json_out *j, iwp_err *err) {
     const int32_t n = exec.n_thread;
     if (a->output == 1) {
         iwp_json_open_object(j, NULL);
-        iwp_json_put_string(j, "cpu", iwp_cpu_name());
+        iwp_json_put_string(j, "cpu", iwp_cli_cpu(iwp_cpu_features_all()));
         iwp_json_put_int(j, "threads", n);
         iwp_json_open_array(j, "rows");
     } else if (a->output == 2) {
@@ -122,8 +127,8 @@ static int run(const struct args *a, struct iwp_json_out *j, iwp_err *err) {
         job->what = (enum iwp_peak)w;
         const double one = measure(job, pool, 1, a->seconds);
         if (one > 0)
-            print_row(a, j, iwp_peak_name(job->what), "GFLOP/s", one,
-                      measure(job, pool, n, a->seconds), n);
+            print_row(a, j, iwp_peak_name(job->what), integers(job->what) ? "GOP/s" : "GFLOP/s",
+                      one, measure(job, pool, n, a->seconds), n);
     }
     memset(memory, 1, bytes);
     job->memory = memory;

@@ -156,6 +156,18 @@ fail:
     return rc < 0 ? rc : 0;
 }
 
+static int rows_of(const char *text, int64_t *n, iwp_err *err) {
+    IWP_REQUIRE(iwp_parse_int(text, 4, 1 << 20, n), err, IWP_EINVAL,
+                "-p: '%.40s' is not a number of rows from 4 to 1048576", text);
+    return 0;
+}
+
+static int check(const struct bench_args *a, iwp_err *err) {
+    int64_t n;
+    for (int32_t i = 0; i < a->prompt.n; i++) IWP_TRY(rows_of(a->prompt.at[i], &n, err));
+    return iwp_bench_grid_check(&a->prune, &a->keep, false, err);
+}
+
 static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_session_params sp,
                     struct iwp_bench_rows *rows, iwp_err *err) {
     const struct iwp_engine_info info = iwp_engine_info(e);
@@ -163,10 +175,10 @@ static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_sessio
     static const char *usual = "512";
     const struct iwp_strings ps = a->prompt.n ? a->prompt : (struct iwp_strings){&usual, 1};
     sp.reserve = a->decode + 16;
+    iwp_bench_rows_begin(rows, &info, a->format);
     for (int32_t i = 0; i < ps.n; i++) {
         int64_t n;
-        IWP_REQUIRE(iwp_parse_int(ps.at[i], 4, 1 << 20, &n), err, IWP_EINVAL,
-                    "-p: '%.40s' is not a number of rows from 4 to 1048576", ps.at[i]);
+        IWP_TRY(rows_of(ps.at[i], &n, err));
         if (sp.n_ctx <= n + a->decode + 1) sp.n_ctx = (int32_t)n + a->decode + 2;
         struct iwp_prompt p;
         fake_prompt(&p, (int32_t)n, &info, n_pos);
@@ -178,7 +190,7 @@ static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_sessio
         iwp_prompt_free(&p);
         IWP_TRY(rc);
     }
-    return 0;
+    return iwp_bench_rows_end(rows, err);
 }
 
 int iwp_bench_prefill(int argc, char **argv) {
@@ -199,16 +211,13 @@ int iwp_bench_prefill(int argc, char **argv) {
     int rc = iwp_opts_parse(&command, groups, argc, argv, &none, &err);
     if (rc > 0) return 0;
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
+    if (rc >= 0) rc = check(&a, &err);
     if (rc < 0) return iwp_cli_usage("bench prefill", &err);
     rc = iwp_model_args_engine(&m, &ep, &err);
     ep.mmproj = NULL;
     ep.no_text = true;
     if (rc >= 0) rc = iwp_engine_open(&e, &ep, &err);
     if (rc >= 0) rc = run_grid(e, &a, iwp_model_args_session(&m), &rows, &err);
-    if (rc >= 0) {
-        const struct iwp_engine_info info = iwp_engine_info(e);
-        rc = iwp_bench_print(&info, &rows, a.format, &err);
-    }
     if (rc < 0)
         code = rc == IWP_EINVAL ? iwp_cli_usage("bench prefill", &err)
                                 : iwp_cli_fail("bench prefill", &err);

@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "kern/cpu.h"
 
 struct iwp_bench_row iwp_bench_row(void) {
     return (struct iwp_bench_row){.encode = NAN,
@@ -38,46 +39,6 @@ double iwp_bench_median(double *v, int32_t n) {
 int64_t iwp_bench_peak_rss(void) {
     struct rusage u;
     return getrusage(RUSAGE_SELF, &u) == 0 ? (int64_t)u.ru_maxrss * 1024 : 0;
-}
-
-/* ---- the grid ----------------------------------------------------------------------------------- */
-
-static int add_case(const struct iwp_bench_grid *g, const char *name, const char *keep,
-                    struct iwp_bench_rows *rows, iwp_err *err) {
-    struct iwp_bench_row row = iwp_bench_row();
-    struct iwp_params pp;
-    row.prune = name;
-    if (keep) {
-        const struct iwp_method *method;
-        IWP_TRY(iwp_cli_find_method(name, &method, err));
-        IWP_TRY(iwp_cli_keep(keep, &row.keep, err));
-        iwp_params_default(&pp, method);
-        pp.budget.keep = row.keep;
-        pp.layer = g->layer;
-    }
-    IWP_TRY(g->measure(g->ctx, keep ? &pp : NULL, &row, err));
-    row.peak_rss = iwp_bench_peak_rss();
-    if (rows->n == rows->cap) {
-        const int32_t cap = rows->cap ? 2 * rows->cap : 16;
-        struct iwp_bench_row *p = realloc(rows->at, (size_t)cap * sizeof *p);
-        IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
-        rows->at = p;
-        rows->cap = cap;
-    }
-    rows->at[rows->n++] = row;
-    return 0;
-}
-
-int iwp_bench_grid_run(const struct iwp_bench_grid *g, struct iwp_bench_rows *rows, iwp_err *err) {
-    static const char *usual[] = {"none", "iwp"}, *budget = "22.2%";
-    const struct iwp_strings ms = g->prune.n ? g->prune : (struct iwp_strings){usual, 2},
-                             ks = g->keep.n ? g->keep : (struct iwp_strings){&budget, 1};
-    for (int32_t m = 0; m < ms.n; m++) {
-        const bool none = strcmp(ms.at[m], "none") == 0;
-        for (int32_t k = 0; k < (none ? 1 : ks.n); k++)
-            IWP_TRY(add_case(g, ms.at[m], none ? NULL : ks.at[k], rows, err));
-    }
-    return 0;
 }
 
 /* ---- tables ------------------------------------------------------------------------------------- */
@@ -139,17 +100,17 @@ static void put_row(struct iwp_json_out *w, const char *model, const struct iwp_
     iwp_json_close_object(w);
 }
 
-static int print_json(const struct iwp_engine_info *e, const struct iwp_bench_rows *rows,
-                      iwp_err *err) {
+int iwp_bench_rows_end(const struct iwp_bench_rows *rows, iwp_err *err) {
     struct iwp_json_out w;
+    if (rows->format != 1) return 0;
     iwp_json_init(&w, true);
     iwp_json_open_object(&w, NULL);
-    iwp_json_put_string(&w, "cpu", iwp_cpu_name());
-    iwp_json_put_int(&w, "threads", e->n_thread);
+    iwp_json_put_string(&w, "cpu", iwp_cli_cpu(iwp_cpu_features()));
+    iwp_json_put_int(&w, "threads", rows->e.n_thread);
     iwp_json_open_array(&w, "rows");
     for (int32_t i = 0; i < rows->n; i++) {
         const struct shares s = shares_of(rows, i);
-        put_row(&w, e->name, &rows->at[i], &s);
+        put_row(&w, rows->e.name, &rows->at[i], &s);
     }
     iwp_json_close_array(&w);
     iwp_json_close_object(&w);
@@ -166,8 +127,13 @@ static void column(bool csv, int digits, double v) {
         printf(csv ? ",%.*f" : " %.*f |", digits, v);
 }
 
-static void print_table(const char *model, const struct iwp_bench_rows *rows, bool csv) {
-    puts(csv ? "model,prune,keep,visual,visual_kept,prompt,encode_ms,select_ms,prefill_ms,"
+void iwp_bench_rows_begin(struct iwp_bench_rows *rows, const struct iwp_engine_info *e,
+                          int32_t format) {
+    rows->e = *e;
+    rows->format = format;
+    if (format == 1) return;
+    puts(format == 2
+             ? "model,prune,keep,visual,visual_kept,prompt,encode_ms,select_ms,prefill_ms,"
                "prefill_spread_ms,ttft_ms,prefill_tokens_per_s,decode_tokens_per_s,"
                "parallel_tokens_per_s,gflops,flop_share,time_share,time_per_flop,select_share,"
                "kv_bytes,peak_rss_bytes"
@@ -176,34 +142,100 @@ static void print_table(const char *model, const struct iwp_bench_rows *rows, bo
                "GFLOP/s | FLOP share | time share | time/FLOP | select share | KV MB | peak MB |\n"
                "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
                "--:|");
-    for (int32_t i = 0; i < rows->n; i++) {
-        const struct iwp_bench_row *r = &rows->at[i];
-        const struct shares s = shares_of(rows, i);
-        const double scale = csv ? 1 : 1e-6;
-        printf(csv ? "%s,%s,%g,%d,%d,%d" : "| %s | %s | %.3g | %d | %d | %d |", model, r->prune,
-               r->keep > 0 ? r->keep : 1, r->visual, r->kept, r->prompt);
-        column(csv, csv ? 3 : 1, r->encode);
-        column(csv, csv ? 3 : 2, r->select);
-        column(csv, csv ? 3 : 1, r->prefill);
-        column(csv, csv ? 3 : 1, r->spread);
-        column(csv, csv ? 3 : 1, r->ttft);
-        column(csv, 1, r->prompt * 1e3 / r->prefill);
-        column(csv, 1, r->decode);
-        column(csv, 1, r->together);
-        column(csv, 1, r->flops / (r->prefill * 1e6));
-        column(csv, 4, s.flops);
-        column(csv, 4, s.time);
-        column(csv, 3, s.ratio);
-        column(csv, 5, s.select);
-        column(csv, csv ? 0 : 1, (double)r->kv_bytes * scale);
-        column(csv, 0, (double)r->peak_rss * scale);
-        putchar('\n');
-    }
+    fflush(stdout);
 }
 
-int iwp_bench_print(const struct iwp_engine_info *e, const struct iwp_bench_rows *rows,
-                    int32_t format, iwp_err *err) {
-    if (format == 1) return print_json(e, rows, err);
-    print_table(e->name, rows, format == 2);
+static void print_row(const struct iwp_bench_rows *rows, int32_t i) {
+    const bool csv = rows->format == 2;
+    const struct iwp_bench_row *r = &rows->at[i];
+    const struct shares s = shares_of(rows, i);
+    const double scale = csv ? 1 : 1e-6;
+    printf(csv ? "%s,%s,%g,%d,%d,%d" : "| %s | %s | %.3g | %d | %d | %d |", rows->e.name, r->prune,
+           r->keep > 0 ? r->keep : 1, r->visual, r->kept, r->prompt);
+    column(csv, csv ? 3 : 1, r->encode);
+    column(csv, csv ? 3 : 2, r->select);
+    column(csv, csv ? 3 : 1, r->prefill);
+    column(csv, csv ? 3 : 1, r->spread);
+    column(csv, csv ? 3 : 1, r->ttft);
+    column(csv, 1, r->prompt * 1e3 / r->prefill);
+    column(csv, 1, r->decode);
+    column(csv, 1, r->together);
+    column(csv, 1, r->flops / (r->prefill * 1e6));
+    column(csv, 4, s.flops);
+    column(csv, 4, s.time);
+    column(csv, 3, s.ratio);
+    column(csv, 5, s.select);
+    column(csv, csv ? 0 : 1, (double)r->kv_bytes * scale);
+    column(csv, 0, (double)r->peak_rss * scale);
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* ---- the grid ----------------------------------------------------------------------------------- */
+
+static bool needs_picture(const struct iwp_method *m) {
+    struct iwp_params p;
+    struct iwp_need need[IWP_TENSOR_COUNT];
+    iwp_params_default(&p, m);
+    bool yes = iwp_method_info(m)->site == IWP_SITE_MEDIA;
+    const int n = iwp_params_needs(&p, 0, need, IWP_TENSOR_COUNT);
+    for (int i = 0; i < n; i++)
+        yes |= !need[i].optional && need[i].tensor >= IWP_TENSOR_VIT_FEATURES &&
+               need[i].tensor <= IWP_TENSOR_TEXT_EMBEDS;
+    return yes;
+}
+
+int iwp_bench_grid_check(const struct iwp_strings *prune, const struct iwp_strings *keep,
+                         bool picture, iwp_err *err) {
+    double ratio;
+    for (int32_t i = 0; i < keep->n; i++) IWP_TRY(iwp_cli_keep(keep->at[i], &ratio, err));
+    for (int32_t i = 0; i < prune->n; i++) {
+        const struct iwp_method *m;
+        int rc = iwp_cli_find_method(prune->at[i], &m, err);
+        if (rc < 0) return iwp_err_prefix(err, rc, "--prune");
+        IWP_REQUIRE(picture || !needs_picture(m), err, IWP_EINVAL,
+                    "--prune: method %s needs a picture, there is none here; `iwp bench e2e` takes "
+                    "it",
+                    prune->at[i]);
+    }
+    return 0;
+}
+
+static int add_case(const struct iwp_bench_grid *g, const char *name, const char *keep,
+                    struct iwp_bench_rows *rows, iwp_err *err) {
+    struct iwp_bench_row row = iwp_bench_row();
+    struct iwp_params pp;
+    row.prune = name;
+    if (keep) {
+        const struct iwp_method *method;
+        IWP_TRY(iwp_cli_find_method(name, &method, err));
+        IWP_TRY(iwp_cli_keep(keep, &row.keep, err));
+        iwp_params_default(&pp, method);
+        pp.budget.keep = row.keep;
+        pp.layer = g->layer;
+    }
+    IWP_TRY(g->measure(g->ctx, keep ? &pp : NULL, &row, err));
+    row.peak_rss = iwp_bench_peak_rss();
+    if (rows->n == rows->cap) {
+        const int32_t cap = rows->cap ? 2 * rows->cap : 16;
+        struct iwp_bench_row *p = realloc(rows->at, (size_t)cap * sizeof *p);
+        IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
+        rows->at = p;
+        rows->cap = cap;
+    }
+    rows->at[rows->n++] = row;
+    if (rows->format != 1) print_row(rows, rows->n - 1);
+    return 0;
+}
+
+int iwp_bench_grid_run(const struct iwp_bench_grid *g, struct iwp_bench_rows *rows, iwp_err *err) {
+    static const char *usual[] = {"none", "iwp"}, *budget = "22.2%";
+    const struct iwp_strings ms = g->prune.n ? g->prune : (struct iwp_strings){usual, 2},
+                             ks = g->keep.n ? g->keep : (struct iwp_strings){&budget, 1};
+    for (int32_t m = 0; m < ms.n; m++) {
+        const bool none = strcmp(ms.at[m], "none") == 0;
+        for (int32_t k = 0; k < (none ? 1 : ks.n); k++)
+            IWP_TRY(add_case(g, ms.at[m], none ? NULL : ks.at[k], rows, err));
+    }
     return 0;
 }

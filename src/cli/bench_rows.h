@@ -20,7 +20,14 @@ struct iwp_bench_row iwp_bench_row(void); /* nothing measured */
 struct iwp_bench_rows {
     struct iwp_bench_row *at;
     int32_t n, cap;
+    struct iwp_engine_info e;
+    int32_t format; /* 0 Markdown, 1 JSON, 2 CSV */
 };
+/* The head of the table; its rows follow as they are measured.  Shares are against the last `none` row above. */
+void iwp_bench_rows_begin(struct iwp_bench_rows *r, const struct iwp_engine_info *e,
+                          int32_t format);
+/* The JSON document, which is printed whole. */
+int iwp_bench_rows_end(const struct iwp_bench_rows *r, iwp_err *err);
 void iwp_bench_rows_free(struct iwp_bench_rows *r);
 
 /* Calls measure for every method and budget (`none` once) and appends what it fills. */
@@ -32,10 +39,9 @@ struct iwp_bench_grid {
     void *ctx;
 };
 int iwp_bench_grid_run(const struct iwp_bench_grid *g, struct iwp_bench_rows *rows, iwp_err *err);
-
-/* format: 0 Markdown, 1 JSON, 2 CSV.  Shares are against the last `none` row above. */
-int iwp_bench_print(const struct iwp_engine_info *e, const struct iwp_bench_rows *rows,
-                    int32_t format, iwp_err *err);
+/* Names and budgets, before a model is loaded.  With picture false also that no method needs one. */
+int iwp_bench_grid_check(const struct iwp_strings *prune, const struct iwp_strings *keep,
+                         bool picture, iwp_err *err);
 
 double iwp_bench_median(double *v, int32_t n); /* sorts */
 int64_t iwp_bench_peak_rss(void);

@@ -485,10 +485,12 @@ static int check_lists(const struct args *a, const struct iwp_strings *selector,
     for (int32_t i = 0; i < a->threads.n; i++)
         IWP_TRY(whole(a->threads.at[i], 1, IWP_POOL_MAX, "--threads", &x, err));
     for (int32_t i = 0; i < a->keep.n; i++) IWP_TRY(iwp_cli_keep(a->keep.at[i], &keep, err));
-    for (int32_t i = 0; i < a->method.n && !all; i++) {
+    IWP_REQUIRE(!all || a->opt.n == 0, err, IWP_EINVAL,
+                "--opt: options belong to a method, name it instead of --method all");
+    for (int32_t i = 0; i < a->method.n; i++) {
         const struct iwp_method *m = NULL;
         struct iwp_params p;
-        IWP_TRY(iwp_cli_find_method(a->method.at[i], &m, err));
+        IWP_TRY(iwp_cli_find_method(all ? "iwp" : a->method.at[i], &m, err)); /* it has selectors */
         iwp_params_default(&p, m);
         for (int32_t k = 0; k < a->opt.n; k++) IWP_TRY(iwp_params_parse(&p, a->opt.at[k], err));
         if (strcmp(iwp_method_info(m)->name, "iwp") != 0) continue;

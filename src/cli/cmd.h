@@ -76,6 +76,9 @@ int iwp_prune_args_params(const struct iwp_prune_args *a, const char *method, st
                           iwp_err *err);
 void iwp_prune_args_free(struct iwp_prune_args *a);
 
+/* The largest instruction set among these features (enum iwp_cpu_feature): amx, avx512, ... */
+const char *iwp_cli_cpu(unsigned features);
+
 /* A pool of n threads (0 = all CPUs) as the library wants it. */
 int iwp_cli_exec(iwp_pool **pool, int32_t n_thread, struct iwp_exec *exec, iwp_err *err);
 

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/cmd.h"
+#include "kern/cpu.h"
 
 int iwp_cli_usage(const char *cmd, const iwp_err *err) {
     iwp_log(IWP_LOG_ERROR, "iwp %s: %s", cmd, err->msg);
@@ -148,6 +149,13 @@ int iwp_prune_args_params(const struct iwp_prune_args *a, const char *method, st
         if (rc < 0) return iwp_err_prefix(err, rc, "--opt");
     }
     return 0;
+}
+
+const char *iwp_cli_cpu(unsigned f) {
+    return f & (IWP_CPU_AMX_INT8 | IWP_CPU_AMX_BF16) ? "amx"
+           : f & IWP_CPU_AVX512                      ? "avx512"
+           : f & IWP_CPU_AVX2                        ? "avx2"
+                                                     : iwp_cpu_name();
 }
 
 int iwp_cli_exec(iwp_pool **pool, int32_t n_thread, struct iwp_exec *exec, iwp_err *err) {

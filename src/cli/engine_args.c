@@ -195,10 +195,16 @@ int iwp_engine_prune(const struct iwp_prune_args *a, struct iwp_params *p, bool 
 }
 
 void iwp_engine_prune_note(const struct iwp_prune_args *a) {
+    static const char *const flags[] = {
+        "--keep-tokens", "--keep",        "--image-pruning-rate", "--prune-opt",
+        "--prune-layer", "--budget-rule", "--budget-scope",       "--keep-separators"};
     const bool budget = a->keep > 0 || a->keep_tokens > 0;
-    if (!a->method && budget)
-        iwp_log(IWP_LOG_INFO, "%s has no effect without --prune METHOD (for example --prune iwp)",
-                a->keep_tokens > 0 ? "--keep-tokens" : "--keep");
+    for (size_t i = 0; !a->method && i < sizeof flags / sizeof *flags; i++)
+        if (iwp_opts_source(flags[i]) != IWP_OPT_UNSET) {
+            iwp_log(IWP_LOG_INFO,
+                    "%s has no effect without --prune METHOD (for example --prune iwp)", flags[i]);
+            return;
+        }
     if (!a->method || strcmp(a->method, "none") == 0 || budget) return;
     iwp_log(IWP_LOG_INFO, "--prune %s without --keep keeps all visual tokens; try --keep 22.2%%",
             a->method);

@@ -36,7 +36,7 @@ struct iwp_sampler_params iwp_sampling_args_params(const struct iwp_sampling_arg
  * of the list and stored.  *use is false for `none` or no method. */
 int iwp_engine_prune(const struct iwp_prune_args *a, struct iwp_params *p, bool *use,
                      enum iwp_positions *positions, iwp_err *err);
-/* A method without a budget keeps everything, a budget without a method has no effect: says so. */
+/* A method without a budget keeps everything, flags of pruning without a method have no effect: says so. */
 void iwp_engine_prune_note(const struct iwp_prune_args *a);
 
 #endif

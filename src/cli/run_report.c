@@ -240,7 +240,7 @@ void iwp_run_summary(const struct iwp_run_job *j, const struct iwp_run_result *r
     put_part(&s, "select %.1f ms", st.ms_select);
     put_part(&s, "prefill %.0f ms", st.ms_prefill);
     put_part(&s, "ttft %.0f ms", r->ms_ttft);
-    put_part(&s, "decode %.1f t/s", decode_rate(r));
+    if (decode_rate(r) > 0) put_part(&s, "decode %.1f t/s", decode_rate(r));
     put_line(&s);
 }
 

@@ -312,7 +312,8 @@ def test_bench_select():
     if "  select " not in run("bench", "--help").stdout:
         return
     for args, word in ((["--tokens", "64,99999999999"], "--tokens"), (["--keep", "0.2,7"], "--keep"), (["-t", "1,0"], "--threads"),
-                       (["--method", "iwp,nosuch"], "nosuch"), (["--selector", "nosuch"], "nosuch"), (["--opt", "nosuch=1"], "nosuch")):
+                       (["--method", "iwp,nosuch"], "nosuch"), (["--selector", "nosuch"], "nosuch"), (["--opt", "nosuch=1"], "nosuch"),
+                       (["--method", "all", "--selector", "nosuch"], "nosuch"), (["--method", "all", "--opt", "lambda=1"], "--opt")):
         refused(["bench", "select", "-r", "1", *args], 2, word)
     refused(["bench", "select", "--keep", "7"], 2, "iwp bench select: --keep: '7' is not")
     table = run("bench", "select", "--method", "all", "--tokens", "64", "--keep", "0.5", "-t", "1", "-r", "1").stdout
@@ -323,6 +324,9 @@ def test_bench_machine():
     refused(["bench", "machine", "--seconds", "0"], 2, "--seconds")
     got = json.loads(run("bench", "machine", "--seconds", "0.01", "--megabytes", "8", "-t", "2", "-o", "json").stdout)
     check(got["threads"] == 2 and {"f32 fma", "memory read"} <= {r["what"] for r in got["rows"]}, "bench machine: rows")
+    names = [r["what"] for r in got["rows"]]
+    check((got["cpu"] == "amx") == any("amx" in x for x in names), f"bench machine: cpu {got['cpu']} with {names}")
+    check(all((r["unit"] == "GOP/s") == ("int8" in r["what"]) for r in got["rows"]), "bench machine: integers are no FLOP")
     check(all(r["one_thread"] > 0 and r["all_threads"] > 0 for r in got["rows"]), "bench machine: rates")
 
 
@@ -331,6 +335,7 @@ def test_bench_attention():
         return  # built without the engine
     for args, word in ((["--keys", "8"], "--keys"), (["--type", "q4_0"], "q4_0"), (["--heads", "3"], "--heads")):
         refused(["bench", "attention", *args], 2, word)
+    refused(["bench", "attention"], 1, "IWP_CPU=c has no attention of our own", env={"IWP_CPU": "c"})
     small = run("bench", "attention", "--heads", "4", "--kv-heads", "2", "--head-size", "32", "--keys", "40",
                 "-ub", "20", "--megabytes", "1", "-r", "1", "-t", "2", "-o", "json")
     if small.returncode == 1 and "only ggml's" in small.stderr:

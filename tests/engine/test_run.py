@@ -80,8 +80,10 @@ def pictures(d, base, picture):
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--prune", "iwp"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     check("without --keep keeps all" in said.stderr, "a method without a budget: " + said.stderr)
     check(json.loads(said.stdout)["tokens"]["visual_kept"] == got["tokens"]["visual"], "a method without a budget keeps all")
-    said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--keep", "0.5"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
-    check("--keep has no effect without --prune" in said.stderr, "a budget without a method: " + said.stderr)
+    for flags in (["--keep", "0.5"], ["--keep-tokens", "9"], ["--prune-opt", "bogus=1"], ["--prune-layer", "3"], ["--budget-scope", "tile"]):
+        said = subprocess.run([PROGRAM, *ask, "-lv", "3", "-n", "1", *flags], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+        check(flags[0] + " has no effect without --prune" in said.stderr, "without a method: " + said.stderr)
+        check("ttft" in said.stderr and "decode" not in said.stderr, "one token has no rate: " + said.stderr)
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--frames", "4"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     check("--frames has no effect without --video" in said.stderr, "frames of no video: " + said.stderr)
     for flags in (cut, []):
@@ -148,6 +150,21 @@ def bench(d):
         near(r["select_share"], r["select_ms"] / r["prefill_ms"], "bench prefill: select share", 1e-3)
         check((r["flop_share"] == 1) == (r["prune"] == "none"), "bench prefill: FLOP share")
         check((r["kv_bytes"] < full["kv_bytes"]) == (r["prune"] != "none"), "bench prefill: KV bytes")
+
+
+    alone = ["bench", "prefill", "-m", d + "/none.gguf"]  # told before a model is looked for
+    for flags, word in ((["-p", "64,x"], "-p: 'x'"), (["--keep", "0.5,7"], "--keep: '7'"), (["--prune", "none,nope"], "'nope'"),
+                        (["--prune", "resize"], "resize needs a picture"), (["--prune", "iwp,tome"], "tome needs a picture")):
+        p = subprocess.run([PROGRAM, *alone, *flags], capture_output=True, text=True, timeout=60)
+        check(p.returncode == 2 and word in p.stderr and p.stdout == "", "bench prefill %s: %s" % (flags, p.stderr))
+    p = subprocess.run([PROGRAM, "bench", "prefill", "-m", d + "/m.gguf", "-p", "64", "-r", "1", "-t", "1", "--prune-layer", "99"],
+                       capture_output=True, text=True, timeout=60)
+    check(p.returncode == 2 and p.stdout.count("| none |") == 1, "bench prefill: rows are printed as they are measured: " + p.stdout)
+    tower = ["bench", "encode", "-mm", GOLDEN + "/gguf/qwen2.5-vl-mmproj.gguf", "--image-size", "560x560", "-r", "1", "-t", "1", "-lv", "1"]
+    full, small = (json.loads(iwp(*tower, "-o", "json", *flags))["rows"][0]["visual"] for flags in ([], ["--image-max-tokens", "100"]))
+    check(full > 100 >= small > 0, "bench encode: --image-max-tokens: %d and %d tokens" % (full, small))
+    p = subprocess.run([PROGRAM, *tower, "--image-tiles", "2"], capture_output=True, text=True, timeout=60)
+    check(p.returncode == 2 and "--image-tiles 2: only for CLIP" in p.stderr and p.stdout == "", "bench encode: --image-tiles: " + p.stderr)
 
 
 def formats(base):
