@@ -164,20 +164,21 @@ static int load_ends(struct iwp_decoder *d, const struct iwp_gguf *g, iwp_err *e
     const int32_t dev = iwp_backend_layer_device(d->b, d->n_layer, d->n_layer);
     const int64_t ne[2] = {d->d_model, d->n_vocab}, width = d->d_model, vocab = d->n_vocab;
     struct iwp_weights *w = d->weights;
-    IWP_TRY(iwp_weights_get(w, "token_embd.weight", 2, ne, IWP_WEIGHT_PLAIN, cpu, &d->embed, err));
+    const bool tied = !iwp_gguf_find_tensor(g, "output.weight");
+    /* A second copy only where the product wants another place or layout. */
+    const bool shared =
+        tied && dev == cpu && iwp_backend_matmul_buft(d->b, dev, type, 2, ne) == d->b->buft[cpu];
+    IWP_TRY(iwp_weights_get(w, "token_embd.weight", 2, ne,
+                            shared ? IWP_WEIGHT_PLAIN : IWP_WEIGHT_ROWS, cpu, &d->embed, err));
     IWP_TRY(iwp_weights_get(w, "output_norm.weight", 1, &width, IWP_WEIGHT_F32, dev, &d->out_norm,
                             err));
     IWP_TRY(iwp_weights_get(w, "output.bias", 1, &vocab, IWP_WEIGHT_F32 | IWP_WEIGHT_OPTIONAL, dev,
                             &d->out_b, err));
-    const char *head = "output.weight";
-    if (!iwp_gguf_find_tensor(g, head)) {
-        /* Tied: a second copy only where the product wants another place or layout. */
-        if (dev == cpu && iwp_backend_matmul_buft(d->b, dev, type, 2, ne) == d->b->buft[cpu]) {
-            d->out = d->embed;
-            return 0;
-        }
-        head = "token_embd.weight";
+    if (shared) {
+        d->out = d->embed;
+        return 0;
     }
+    const char *head = tied ? "token_embd.weight" : "output.weight";
     return iwp_weights_get(w, head, 2, ne, IWP_WEIGHT_MATMUL, dev, &d->out, err);
 }
 

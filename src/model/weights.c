@@ -13,24 +13,25 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/log.h"
 
 struct item {
     const struct iwp_gguf_tensor *src;
     struct ggml_tensor *t;
     struct iwp_packed *packed; /* or NULL */
-    struct item *twin;         /* the same bytes in plain memory, read with this one; or NULL */
-    bool with_twin;
+    const struct item *twin;   /* the same tensor, mapped: this one is made from it; or NULL */
+    bool mapped, with_twin;
 };
 
 /* Tensors that share memory: one device and one layout. */
 struct group {
-    ggml_backend_buffer_type_t buft;
+    ggml_backend_buffer_type_t buft; /* NULL: they stay in the file's map */
     struct ggml_context *ctx;
     ggml_backend_buffer_t buffer;
 };
 
-enum { MAX_GROUP = IWP_BACKEND_MAX_DEVICE + IWP_BACKEND_MAX_BUFT };
+enum { MAX_GROUP = IWP_BACKEND_MAX_DEVICE + IWP_BACKEND_MAX_BUFT + 1, MAP_ALIGN = 32 };
 
 struct iwp_weights {
     struct iwp_backend *b;
@@ -40,6 +41,8 @@ struct iwp_weights {
     int32_t n_item, cap_item;
     struct group group[MAX_GROUP];
     int32_t n_group;
+    struct iwp_map *map; /* [n_map] files; those without mapped tensors are not open */
+    int32_t n_map;
     size_t bytes;
 };
 
@@ -49,7 +52,12 @@ int iwp_weights_new(struct iwp_weights **out, struct iwp_backend *b, const struc
     IWP_REQUIRE(*out, err, IWP_ENOMEM, "out of memory");
     (*out)->b = b;
     (*out)->g = g;
-    return 0;
+    (*out)->n_map = g->n_part;
+    (*out)->map = calloc((size_t)g->n_part, sizeof *(*out)->map);
+    if ((*out)->map) return 0;
+    free(*out);
+    *out = NULL;
+    return iwp_err_set(err, IWP_ENOMEM, "out of memory");
 }
 
 void iwp_weights_free(struct iwp_weights *w) {
@@ -59,6 +67,8 @@ void iwp_weights_free(struct iwp_weights *w) {
         ggml_free(w->group[i].ctx);
     }
     for (int32_t i = 0; i < w->n_item; i++) free(w->item[i].packed);
+    for (int32_t i = 0; i < w->n_map; i++) iwp_map_close(&w->map[i]);
+    free(w->map);
     free(w->item);
     free(w);
 }
@@ -115,6 +125,9 @@ int iwp_weights_get(struct iwp_weights *w, const char *name, int n_dims, const i
         type = GGML_TYPE_F32;
     }
     ggml_backend_buffer_type_t buft = w->b->buft[device];
+    const bool mapped =
+        (use & IWP_WEIGHT_ROWS) && iwp_gguf_tensor_path(w->g, src) && src->offset % MAP_ALIGN == 0;
+    if (mapped) buft = NULL;
     if (use & IWP_WEIGHT_MATMUL)
         buft = iwp_backend_matmul_buft(w->b, device, type, src->n_dims, src->ne);
     struct group *g = group_of(w, buft);
@@ -131,7 +144,7 @@ int iwp_weights_get(struct iwp_weights *w, const char *name, int n_dims, const i
                                  : ggml_new_tensor(g->ctx, type, src->n_dims, src->ne);
     IWP_REQUIRE(t, err, IWP_ENOMEM, "out of memory");
     ggml_set_name(t, name);
-    w->item[w->n_item++] = (struct item){.src = src, .t = t, .packed = packed};
+    w->item[w->n_item++] = (struct item){.src = src, .t = t, .packed = packed, .mapped = mapped};
     *out = t;
     return 0;
 }
@@ -280,13 +293,44 @@ static bool is_plain(const struct iwp_weights *w, const struct item *it) {
            ggml_backend_buffer_get_type(it->t->buffer) == w->b->buft[iwp_backend_cpu(w->b)];
 }
 
-/* A tied head is the embedding in another layout: made from the plain copy, it is read once, and the largest
- * tensor of most files needs no scratch memory. */
+/* What is read a row here and a row there takes no memory of its own, which a virtual machine may have to
+ * get from its host first: the file's pages are there already. */
+static int place_mapped(struct iwp_weights *w, iwp_err *err) {
+    for (int32_t i = 0; i < w->n_item; i++) {
+        const struct item *it = &w->item[i];
+        if (!it->mapped) continue;
+        const char *path = iwp_gguf_tensor_path(w->g, it->src);
+        struct iwp_map *m = &w->map[it->src->part];
+        if (!m->data) IWP_TRY(iwp_map_open(m, path, err));
+        IWP_REQUIRE(it->src->offset + it->src->size <= m->size, err, IWP_EIO,
+                    "%s: ends before its tensors do", path);
+        it->t->data = (void *)(uintptr_t)(m->data + it->src->offset);
+        w->bytes += (size_t)it->src->size;
+    }
+    return 0;
+}
+
+/* A mapped tensor's pages, now: the meter runs, and a file that cannot be read is an error, not a signal. */
+static int fetch_pages(const struct iwp_weights *w, const struct item *it, iwp_err *err) {
+#ifdef MADV_POPULATE_READ
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE),
+                    from = (uintptr_t)it->t->data & ~(page - 1);
+    const size_t n = (uintptr_t)it->t->data + (size_t)it->src->size - from;
+    IWP_REQUIRE(madvise((void *)from, n, MADV_POPULATE_READ) == 0 || errno != EFAULT, err, IWP_EIO,
+                "%s: tensor %s cannot be read", iwp_gguf_tensor_path(w->g, it->src), it->src->name);
+#else
+    (void)w, (void)it, (void)err;
+#endif
+    return 0;
+}
+
+/* A tied head is the embedding in another layout: made from the map, it is read once, and the largest tensor of
+ * most files needs no scratch memory. */
 static void find_twins(struct iwp_weights *w) {
     for (int32_t i = 0; i < w->n_item; i++)
-        for (int32_t j = 0; j < w->n_item && is_plain(w, &w->item[i]); j++) {
+        for (int32_t j = 0; j < w->n_item && w->item[i].mapped; j++) {
             struct item *other = &w->item[j];
-            if (other->src != w->item[i].src || !keeps_type(other) || is_plain(w, other)) continue;
+            if (other->src != w->item[i].src || other->mapped || !keeps_type(other)) continue;
             other->twin = &w->item[i];
             w->item[i].with_twin = true;
             break;
@@ -296,16 +340,15 @@ static void find_twins(struct iwp_weights *w) {
 static int load_item(const struct iwp_weights *w, const struct item *it, struct reader *r,
                      iwp_err *err) {
     const struct iwp_gguf_tensor *src = it->src;
-    if (it->with_twin) return 0;
+    if (it->mapped) return it->with_twin ? 0 : fetch_pages(w, it, err);
     if (it->packed) return pack_item(w, it, r, err);
     const bool same = keeps_type(it);
-    if (is_plain(w, it)) return read_bytes(w, src, r, it->t->data, 0, src->size, err);
     if (it->twin) {
-        void *plain = it->twin->t->data;
-        IWP_TRY(read_bytes(w, src, r, plain, 0, src->size, err));
-        ggml_backend_tensor_set(it->t, plain, 0, (size_t)src->size);
+        IWP_TRY(fetch_pages(w, it->twin, err));
+        ggml_backend_tensor_set(it->t, it->twin->t->data, 0, (size_t)src->size);
         return 0;
     }
+    if (is_plain(w, it)) return read_bytes(w, src, r, it->t->data, 0, src->size, err);
     IWP_TRY(reserve_scratch(r, src, (size_t)src->size, err));
     IWP_TRY(read_bytes(w, src, r, r->scratch, 0, src->size, err));
     if (same) {
@@ -365,8 +408,10 @@ static int32_t reader_count(const struct iwp_weights *w) {
 }
 
 int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err) {
+    IWP_TRY(place_mapped(w, err));
     for (int32_t i = 0; i < w->n_group; i++) {
         struct group *g = &w->group[i];
+        if (!g->buft) continue;
         g->buffer = ggml_backend_alloc_ctx_tensors_from_buft(g->ctx, g->buft);
         IWP_REQUIRE(g->buffer, err, IWP_ENOMEM, "out of memory for the weights (%s)",
                     ggml_backend_buft_name(g->buft));

@@ -1,9 +1,9 @@
 /* Weights of one GGUF file as ggml tensors in backend buffers.
  *
  * Declare every tensor the model needs (each is checked for presence and shape, errors name it), then
- * load: memory is taken per device and layout, bytes come by pread, never through a map, because the
- * repacked layouts convert whole tensors.  The tensors live until iwp_weights_free; the GGUF reader is
- * needed until iwp_weights_load returns. */
+ * load: memory is taken per device and layout, bytes come by pread, not through a map, because the
+ * repacked layouts convert whole tensors.  What is read row by row stays in a map of the file.  The
+ * tensors live until iwp_weights_free; the GGUF reader is needed until iwp_weights_load returns. */
 #ifndef IWP_MODEL_WEIGHTS_H
 #define IWP_MODEL_WEIGHTS_H
 
@@ -17,6 +17,7 @@ enum iwp_weight_use {
     IWP_WEIGHT_OPTIONAL = 2, /* absent: *out is NULL and no error */
     IWP_WEIGHT_F32 = 4,    /* converted to f32 while loading (small f16/bf16 tensors); plain only */
     IWP_WEIGHT_PACKED = 8, /* a matrix for iwp_pack_linear and its kin, see iwp_weights_set_pack */
+    IWP_WEIGHT_ROWS = 16,  /* only ever read by iwp_weights_row: no graph may have it */
 };
 
 struct iwp_weights;
