@@ -31,6 +31,8 @@ static int open_film(struct iwp_film *f, iwp_err *err) {
 }
 
 static int new_film(struct iwp_film **out, const struct iwp_film_params *p, iwp_err *err) {
+    *out = NULL;
+    IWP_TRY(iwp_av_load(err));
     *out = calloc(1, sizeof **out);
     IWP_REQUIRE(*out, err, IWP_ENOMEM, "out of memory");
     (*out)->fd = -1;
@@ -75,7 +77,7 @@ int iwp_film_open_bytes(struct iwp_film **out, const uint8_t *data, size_t n,
 }
 
 static void forget_chosen(struct iwp_film *f) {
-    for (int32_t i = 0; i < f->n_chosen && f->early; i++) av_frame_free(&f->early[i]);
+    for (int32_t i = 0; i < f->n_chosen && f->early; i++) iwp_av.av_frame_free(&f->early[i]);
     free(f->early);
     free(f->chosen);
     iwp_image_free(&f->last);
@@ -88,8 +90,8 @@ static void forget_chosen(struct iwp_film *f) {
 void iwp_film_close(struct iwp_film *f) {
     if (!f) return;
     forget_chosen(f);
-    sws_freeContext(f->sws);
-    av_frame_free(&f->turned);
+    iwp_av.sws_freeContext(f->sws);
+    iwp_av.av_frame_free(&f->turned);
     iwp_film_index_free(&f->index);
     free(f->shown_at);
     iwp_film_source_close(f);
@@ -115,7 +117,7 @@ struct iwp_film_info iwp_film_info(const struct iwp_film *f) {
                                .turn = iwp_film_turn(f),
                                .counted = f->counted,
                                .format = f->fmt->iformat->name,
-                               .codec = avcodec_get_name(st->codecpar->codec_id)};
+                               .codec = iwp_av.avcodec_get_name(st->codecpar->codec_id)};
     const double said = st->avg_frame_rate.den ? av_q2d(st->avg_frame_rate) : 0;
     if (said > 1e-3 && said <= 1000)
         in.fps = said;
@@ -161,7 +163,7 @@ static int read_to(struct iwp_film *f, int32_t k, iwp_err *err) {
         if (rc == 0) return 0;
         const int32_t at = iwp_film_index_find(&f->index, f->packet->pos);
         if (at == k) return 1;
-        av_packet_unref(f->packet);
+        iwp_av.av_packet_unref(f->packet);
         if (at > k) return 0;
     }
 }
@@ -169,8 +171,8 @@ static int read_to(struct iwp_film *f, int32_t k, iwp_err *err) {
 /* Makes f->packet packet k, which is to be the next one fed. */
 static int go_to(struct iwp_film *f, int32_t k, iwp_err *err) {
     const struct iwp_film_index *x = &f->index;
-    const bool mov = av_match_list(f->fmt->iformat->name, "mov", ',');
-    av_packet_unref(f->packet);
+    const bool mov = iwp_av.av_match_list(f->fmt->iformat->name, "mov", ',');
+    iwp_av.av_packet_unref(f->packet);
     if (f->fed == k) { /* it comes next anyway */
         int rc = read_to(f, k, err);
         IWP_TRY(rc);
@@ -178,7 +180,8 @@ static int go_to(struct iwp_film *f, int32_t k, iwp_err *err) {
     }
     for (int32_t back = 0; back < 3; back++) {
         const struct iwp_film_packet *p = &x->packet[earlier_key(x, k, back)];
-        if (av_seek_frame(f->fmt, f->stream, mov ? p->dts : p->pts, AVSEEK_FLAG_BACKWARD) < 0)
+        if (iwp_av.av_seek_frame(f->fmt, f->stream, mov ? p->dts : p->pts, AVSEEK_FLAG_BACKWARD) <
+            0)
             break;
         int rc = read_to(f, k, NULL);
         if (rc > 0) return 0;
@@ -215,7 +218,7 @@ static int start_run(struct iwp_film *f, iwp_err *err) {
     } else {
         f->run_last = plan_run(f, f->cursor, f->tries, &f->run_first, &f->run_end);
         IWP_TRY(go_to(f, f->run_first, err));
-        avcodec_flush_buffers(f->dec);
+        iwp_av.avcodec_flush_buffers(f->dec);
         f->fed = f->run_first;
     }
     f->running = true;
@@ -267,7 +270,7 @@ static int judge(struct iwp_film *f, iwp_err *err) {
     }
     for (int32_t k = f->cursor + 1; !bad && k <= f->run_last && f->chosen[k] <= i; k++)
         if (f->chosen[k] == i && !f->early[k]) {
-            f->early[k] = av_frame_clone(f->got);
+            f->early[k] = iwp_av.av_frame_clone(f->got);
             IWP_REQUIRE(f->early[k], err, IWP_ENOMEM, "%s: out of memory", f->label);
             break;
         }
@@ -278,7 +281,7 @@ static int judge(struct iwp_film *f, iwp_err *err) {
 static int decode_one(struct iwp_film *f, struct iwp_image *out, iwp_err *err) {
     if (f->early[f->cursor]) {
         int rc = iwp_film_picture(f, f->early[f->cursor], out, err);
-        av_frame_free(&f->early[f->cursor]);
+        iwp_av.av_frame_free(&f->early[f->cursor]);
         return rc;
     }
     for (;;) {
@@ -299,7 +302,7 @@ static int decode_one(struct iwp_film *f, struct iwp_image *out, iwp_err *err) {
         }
         rc = judge(f, err);
         if (rc > 0) rc = iwp_film_picture(f, f->got, out, err) < 0 ? err->code : 1;
-        av_frame_unref(f->got);
+        iwp_av.av_frame_unref(f->got);
         if (rc != 0) return rc < 0 ? rc : 0;
     }
 }
@@ -384,7 +387,7 @@ static int hash_run(struct iwp_film *f, int32_t first, int32_t end, struct iwp_s
         const int64_t what[2] = {f->packet->size, f->packet->pts};
         iwp_sha256_add(s, what, sizeof what);
         iwp_sha256_add(s, f->packet->data, (size_t)f->packet->size);
-        av_packet_unref(f->packet);
+        iwp_av.av_packet_unref(f->packet);
         f->fed = k + 1;
         if (k + 1 >= end) return 0;
         int rc = iwp_film_packet(f, err);

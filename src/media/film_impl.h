@@ -1,15 +1,11 @@
 /* Inside of a film, shared by its files: film_source.c (bytes, demuxer, decoder, messages),
  * film_index.c (which packet is which frame), film_picture.c (turning, RGB), film.c (choosing and
- * decoding).  Only these files know FFmpeg's headers. */
+ * decoding).  Only these files know FFmpeg. */
 #ifndef IWP_MEDIA_FILM_IMPL_H
 #define IWP_MEDIA_FILM_IMPL_H
 
-#include <libavcodec/avcodec.h>
-#include <libavformat/avformat.h>
-#include <libavutil/avstring.h>
-#include <libswscale/swscale.h>
-
 #include "media/film.h"
+#include "media/film_av.h"
 
 /* One packet of the video stream, in decoding order. */
 struct iwp_film_packet {

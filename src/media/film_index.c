@@ -27,7 +27,8 @@ static bool may_index(const struct iwp_film *f) {
         AV_CODEC_ID_AV1,  AV_CODEC_ID_MJPEG, AV_CODEC_ID_PRORES};
     const AVCodecParameters *par = f->fmt->streams[f->stream]->codecpar;
     const char *name = f->fmt->iformat->name;
-    if (f->p.count || (!av_match_list(name, "mov", ',') && !av_match_list(name, "matroska", ',')))
+    if (f->p.count ||
+        (!iwp_av.av_match_list(name, "mov", ',') && !iwp_av.av_match_list(name, "matroska", ',')))
         return false;
     /* Two fields may come as two packets. */
     if (par->field_order != AV_FIELD_UNKNOWN && par->field_order != AV_FIELD_PROGRESSIVE)
@@ -126,13 +127,13 @@ static int scan(struct iwp_film *f, iwp_err *err) {
     int rc;
     while ((rc = iwp_film_packet(f, err)) > 0) {
         rc = add_packet(f, err);
-        av_packet_unref(f->packet);
+        iwp_av.av_packet_unref(f->packet);
         IWP_TRY(rc);
     }
     IWP_TRY(rc);
-    const int listed = avformat_index_get_entries_count(f->fmt->streams[f->stream]);
-    IWP_REQUIRE(!av_match_list(f->fmt->iformat->name, "mov", ',') || f->index.n >= listed, err,
-                IWP_EFORMAT, "%s: is cut off: %d of %d frames are there", f->label, f->index.n,
+    const int listed = iwp_av.avformat_index_get_entries_count(f->fmt->streams[f->stream]);
+    IWP_REQUIRE(!iwp_av.av_match_list(f->fmt->iformat->name, "mov", ',') || f->index.n >= listed,
+                err, IWP_EFORMAT, "%s: is cut off: %d of %d frames are there", f->label, f->index.n,
                 listed);
     IWP_REQUIRE(f->index.n > 0, err, IWP_EFORMAT, "%s: has no frames", f->label);
     return finish_index(f, err);
@@ -150,7 +151,7 @@ static int count_frame(struct iwp_film *f, int32_t *cap, iwp_err *err) {
         f->shown_at = p;
     }
     f->shown_at[f->n_frame++] = f->got->best_effort_timestamp;
-    av_frame_unref(f->got);
+    iwp_av.av_frame_unref(f->got);
     return 0;
 }
 

@@ -7,9 +7,6 @@
 #include "base/err.h"
 #include "media/film_impl.h"
 
-#include <libavutil/display.h>
-#include <libavutil/opt.h>
-#include <libavutil/pixdesc.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +20,7 @@ struct turn {
 static struct turn find_turn(const int32_t m[9]) {
     struct turn t = {0};
     if (!m[0] && !m[1] && !m[3] && !m[4]) return t;
-    double angle = -round(av_display_rotation_get(m));
+    double angle = -round(iwp_av.av_display_rotation_get(m));
     if (!isfinite(angle)) return t; /* no turning at all: the picture would be a line */
     angle -= 360 * floor(angle / 360 + 0.9 / 360);
     t.degrees = (int32_t)angle;
@@ -48,7 +45,7 @@ static struct turn find_turn(const int32_t m[9]) {
 void iwp_film_picture_init(struct iwp_film *f) {
     const AVStream *st = f->fmt->streams[f->stream];
     size_t n = 0;
-    const uint8_t *m = av_stream_get_side_data(st, AV_PKT_DATA_DISPLAYMATRIX, &n);
+    const uint8_t *m = iwp_av.av_stream_get_side_data(st, AV_PKT_DATA_DISPLAYMATRIX, &n);
     memset(f->matrix, 0, sizeof f->matrix);
     if (m && n >= sizeof f->matrix) memcpy(f->matrix, m, sizeof f->matrix);
     const struct turn t = find_turn(f->matrix);
@@ -78,17 +75,17 @@ static bool planes_turn(const AVPixFmtDescriptor *d, const struct turn *t) {
 
 static int turn_frame(struct iwp_film *f, const struct turn *t, const AVPixFmtDescriptor *d,
                       const AVFrame *in, iwp_err *err) {
-    if (!f->turned) f->turned = av_frame_alloc();
+    if (!f->turned) f->turned = iwp_av.av_frame_alloc();
     IWP_REQUIRE(f->turned, err, IWP_ENOMEM, "%s: out of memory", f->label);
     AVFrame *o = f->turned;
-    av_frame_unref(o);
+    iwp_av.av_frame_unref(o);
     o->format = in->format;
     o->width = t->transpose ? in->height : in->width;
     o->height = t->transpose ? in->width : in->height;
-    int rc = av_frame_get_buffer(o, 0);
-    if (rc >= 0) rc = av_frame_copy_props(o, in);
+    int rc = iwp_av.av_frame_get_buffer(o, 0);
+    if (rc >= 0) rc = iwp_av.av_frame_copy_props(o, in);
     if (rc < 0) return iwp_film_error(f, rc, "cannot be turned", err);
-    const int planes = av_pix_fmt_count_planes(in->format);
+    const int planes = iwp_av.av_pix_fmt_count_planes(in->format);
     for (int p = 0; p < planes; p++) {
         int step = 0, chroma = 0;
         for (int c = 0; c < d->nb_components; c++)
@@ -105,46 +102,47 @@ static int turn_frame(struct iwp_film *f, const struct turn *t, const AVPixFmtDe
 
 static int set_converter(struct iwp_film *f, const AVFrame *in, iwp_err *err) {
     if (!f->sws || f->sws_format != in->format || f->sws_w != in->width || f->sws_h != in->height) {
-        sws_freeContext(f->sws);
-        f->sws = sws_alloc_context();
+        iwp_av.sws_freeContext(f->sws);
+        f->sws = iwp_av.sws_alloc_context();
         IWP_REQUIRE(f->sws, err, IWP_ENOMEM, "%s: out of memory", f->label);
-        av_opt_set_int(f->sws, "srcw", in->width, 0);
-        av_opt_set_int(f->sws, "srch", in->height, 0);
-        av_opt_set_int(f->sws, "src_format", in->format, 0);
-        av_opt_set_int(f->sws, "dstw", in->width, 0);
-        av_opt_set_int(f->sws, "dsth", in->height, 0);
-        av_opt_set_int(f->sws, "dst_format", AV_PIX_FMT_RGB24, 0);
-        av_opt_set_int(f->sws, "sws_flags", SWS_BICUBIC, 0);
-        if (in->format == AV_PIX_FMT_YUV420P) av_opt_set_int(f->sws, "src_v_chr_pos", 128, 0);
-        int rc = sws_init_context(f->sws, NULL, NULL);
+        iwp_av.av_opt_set_int(f->sws, "srcw", in->width, 0);
+        iwp_av.av_opt_set_int(f->sws, "srch", in->height, 0);
+        iwp_av.av_opt_set_int(f->sws, "src_format", in->format, 0);
+        iwp_av.av_opt_set_int(f->sws, "dstw", in->width, 0);
+        iwp_av.av_opt_set_int(f->sws, "dsth", in->height, 0);
+        iwp_av.av_opt_set_int(f->sws, "dst_format", AV_PIX_FMT_RGB24, 0);
+        iwp_av.av_opt_set_int(f->sws, "sws_flags", SWS_BICUBIC, 0);
+        if (in->format == AV_PIX_FMT_YUV420P)
+            iwp_av.av_opt_set_int(f->sws, "src_v_chr_pos", 128, 0);
+        int rc = iwp_av.sws_init_context(f->sws, NULL, NULL);
         if (rc < 0) return iwp_film_error(f, rc, "its pixels cannot be converted", err);
         f->sws_format = in->format;
         f->sws_w = in->width;
         f->sws_h = in->height;
     }
     int *inverse, *table, full, out_full, brightness, contrast, saturation;
-    if (sws_getColorspaceDetails(f->sws, &inverse, &full, &table, &out_full, &brightness, &contrast,
-                                 &saturation) < 0)
+    if (iwp_av.sws_getColorspaceDetails(f->sws, &inverse, &full, &table, &out_full, &brightness,
+                                        &contrast, &saturation) < 0)
         return 0; /* RGB already */
-    const int *matrix = sws_getCoefficients((int)in->colorspace);
+    const int *matrix = iwp_av.sws_getCoefficients((int)in->colorspace);
     if (in->color_range != AVCOL_RANGE_UNSPECIFIED) full = in->color_range == AVCOL_RANGE_JPEG;
-    sws_setColorspaceDetails(f->sws, matrix, full, matrix, out_full, brightness, contrast,
-                             saturation);
+    iwp_av.sws_setColorspaceDetails(f->sws, matrix, full, matrix, out_full, brightness, contrast,
+                                    saturation);
     return 0;
 }
 
 static int to_rgb(struct iwp_film *f, const AVFrame *in, struct iwp_image *out, iwp_err *err) {
     /* swscale writes whole vectors: lines of its own, then ours without padding. */
     const int line = (in->width * 3 + 63) / 64 * 64;
-    uint8_t *wide = av_malloc((size_t)line * (size_t)in->height + 64);
+    uint8_t *wide = iwp_av.av_malloc((size_t)line * (size_t)in->height + 64);
     out->rgb = malloc((size_t)in->width * (size_t)in->height * 3);
     int rc = 0;
     if (!wide || !out->rgb) IWP_FAIL(err, IWP_ENOMEM, "%s: out of memory", f->label);
     IWP_TRY_GOTO(set_converter(f, in, err));
     uint8_t *const to[4] = {wide};
     const int to_line[4] = {line};
-    int n = sws_scale(f->sws, (const uint8_t *const *)in->data, in->linesize, 0, in->height, to,
-                      to_line);
+    int n = iwp_av.sws_scale(f->sws, (const uint8_t *const *)in->data, in->linesize, 0, in->height,
+                             to, to_line);
     if (n != in->height) IWP_FAIL(err, IWP_EFORMAT, "%s: its pixels cannot be converted", f->label);
     out->w = in->width;
     out->h = in->height;
@@ -152,17 +150,17 @@ static int to_rgb(struct iwp_film *f, const AVFrame *in, struct iwp_image *out, 
         memcpy(out->rgb + (size_t)y * (size_t)in->width * 3, wide + (size_t)y * (size_t)line,
                (size_t)in->width * 3);
 fail:
-    av_free(wide);
+    iwp_av.av_free(wide);
     if (rc < 0) iwp_image_free(out);
     return rc;
 }
 
 int iwp_film_picture(struct iwp_film *f, const AVFrame *in, struct iwp_image *out, iwp_err *err) {
     *out = (struct iwp_image){0};
-    const AVPixFmtDescriptor *d = av_pix_fmt_desc_get(in->format);
+    const AVPixFmtDescriptor *d = iwp_av.av_pix_fmt_desc_get(in->format);
     int32_t m[9];
     memcpy(m, f->matrix, sizeof m);
-    const AVFrameSideData *side = av_frame_get_side_data(in, AV_FRAME_DATA_DISPLAYMATRIX);
+    const AVFrameSideData *side = iwp_av.av_frame_get_side_data(in, AV_FRAME_DATA_DISPLAYMATRIX);
     if (side && (size_t)side->size >= sizeof m) memcpy(m, side->data, sizeof m);
     const struct turn t = find_turn(m);
     IWP_REQUIRE(d && in->width > 0 && in->height > 0, err, IWP_EFORMAT,

@@ -34,13 +34,13 @@ static void on_message(void *ctx, int level, const char *fmt, va_list args) {
         if ((unsigned char)*p < ' ') *p = p[1] ? ' ' : 0;
 }
 
-static void catch_messages(void) { av_log_set_callback(on_message); }
+static void catch_messages(void) { iwp_av.av_log_set_callback(on_message); }
 
 int iwp_film_error(const struct iwp_film *f, int av, const char *what, iwp_err *err) {
     char text[AV_ERROR_MAX_STRING_SIZE] = "";
     if (av == AVERROR(ENOMEM)) return iwp_err_set(err, IWP_ENOMEM, "%s: out of memory", f->label);
     if (av == AVERROR_EXIT) return iwp_err_set(err, IWP_ECANCELLED, "interrupted");
-    av_strerror(av, text, sizeof text);
+    iwp_av.av_strerror(av, text, sizeof text);
     return iwp_err_set(err, IWP_EFORMAT, "%s: %s: %s%s%s", f->label, what, text,
                        said[0] ? ": " : "", said);
 }
@@ -99,21 +99,22 @@ static int refuse_open(AVFormatContext *s, AVIOContext **pb, const char *url, in
 
 static int open_demuxer(struct iwp_film *f, iwp_err *err) {
     AVDictionary *opts = NULL;
-    uint8_t *buffer = av_malloc(IO_BUFFER);
+    uint8_t *buffer = iwp_av.av_malloc(IO_BUFFER);
     f->at = 0;
-    f->io =
-        buffer ? avio_alloc_context(buffer, IO_BUFFER, 0, f, read_bytes, NULL, seek_bytes) : NULL;
-    f->fmt = avformat_alloc_context();
-    if (!f->io) av_free(buffer);
+    f->io = buffer
+                ? iwp_av.avio_alloc_context(buffer, IO_BUFFER, 0, f, read_bytes, NULL, seek_bytes)
+                : NULL;
+    f->fmt = iwp_av.avformat_alloc_context();
+    if (!f->io) iwp_av.av_free(buffer);
     IWP_REQUIRE(f->io && f->fmt, err, IWP_ENOMEM, "%s: out of memory", f->label);
     f->fmt->pb = f->io;
     f->fmt->flags |= AVFMT_FLAG_CUSTOM_IO;
     f->fmt->io_open = refuse_open;
     f->fmt->interrupt_callback = (AVIOInterruptCB){interrupt, f};
-    av_dict_set(&opts, "format_whitelist", formats, 0);
-    av_dict_set(&opts, "codec_whitelist", codecs, 0);
-    int rc = avformat_open_input(&f->fmt, "", NULL, &opts);
-    av_dict_free(&opts);
+    iwp_av.av_dict_set(&opts, "format_whitelist", formats, 0);
+    iwp_av.av_dict_set(&opts, "codec_whitelist", codecs, 0);
+    int rc = iwp_av.avformat_open_input(&f->fmt, "", NULL, &opts);
+    iwp_av.av_dict_free(&opts);
     if ((rc == AVERROR_INVALIDDATA && !said[0]) || strstr(said, "whitelist"))
         return iwp_err_set(err, IWP_ENOTSUP,
                            "%s: is no MP4, MOV, MKV, WebM, AVI or GIF film, nor a folder of frames",
@@ -156,14 +157,14 @@ static int probe_streams(struct iwp_film *f, iwp_err *err) {
     AVDictionary **opts = calloc(n ? n : 1, sizeof *opts);
     IWP_REQUIRE(opts, err, IWP_ENOMEM, "%s: out of memory", f->label);
     for (unsigned i = 0; i < n; i++) {
-        av_dict_set_int(&opts[i], "max_pixels", MAX_PIXELS, 0);
-        av_dict_set_int(&opts[i], "threads", 1, 0);
+        iwp_av.av_dict_set_int(&opts[i], "max_pixels", MAX_PIXELS, 0);
+        iwp_av.av_dict_set_int(&opts[i], "threads", 1, 0);
     }
-    int rc = avformat_find_stream_info(f->fmt, opts);
-    for (unsigned i = 0; i < n; i++) av_dict_free(&opts[i]);
+    int rc = iwp_av.avformat_find_stream_info(f->fmt, opts);
+    for (unsigned i = 0; i < n; i++) iwp_av.av_dict_free(&opts[i]);
     free(opts);
     if (rc < 0) return iwp_film_error(f, rc, "cannot be read", err);
-    f->stream = av_find_best_stream(f->fmt, AVMEDIA_TYPE_VIDEO, -1, -1, NULL, 0);
+    f->stream = iwp_av.av_find_best_stream(f->fmt, AVMEDIA_TYPE_VIDEO, -1, -1, NULL, 0);
     IWP_REQUIRE(f->stream >= 0 &&
                     !(f->fmt->streams[f->stream]->disposition & AV_DISPOSITION_ATTACHED_PIC),
                 err, IWP_EINVAL, "%s: has no video, %s", f->label,
@@ -177,16 +178,17 @@ static int probe_streams(struct iwp_film *f, iwp_err *err) {
 static int open_decoder(struct iwp_film *f, iwp_err *err) {
     const AVStream *st = f->fmt->streams[f->stream];
     const AVCodecParameters *par = st->codecpar;
-    const AVCodec *codec = avcodec_find_decoder(par->codec_id);
-    IWP_REQUIRE(codec && av_match_list(codec->name, codecs, ','), err, IWP_ENOTSUP,
-                "%s: codec '%s' is not supported", f->label, avcodec_get_name(par->codec_id));
+    const AVCodec *codec = iwp_av.avcodec_find_decoder(par->codec_id);
+    IWP_REQUIRE(codec && iwp_av.av_match_list(codec->name, codecs, ','), err, IWP_ENOTSUP,
+                "%s: codec '%s' is not supported", f->label,
+                iwp_av.avcodec_get_name(par->codec_id));
     IWP_REQUIRE(par->width > 0 && par->height > 0 &&
                     (int64_t)par->width * par->height <= MAX_PIXELS,
                 err, IWP_EINVAL, "%s: frames of %d x %d pixels, the limit is %d in all", f->label,
                 par->width, par->height, MAX_PIXELS);
-    f->dec = avcodec_alloc_context3(codec);
+    f->dec = iwp_av.avcodec_alloc_context3(codec);
     IWP_REQUIRE(f->dec, err, IWP_ENOMEM, "%s: out of memory", f->label);
-    int rc = avcodec_parameters_to_context(f->dec, par);
+    int rc = iwp_av.avcodec_parameters_to_context(f->dec, par);
     if (rc < 0) return iwp_film_error(f, rc, "cannot be decoded", err);
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     f->dec->thread_count = f->p.n_thread > 0 ? f->p.n_thread
@@ -195,7 +197,7 @@ static int open_decoder(struct iwp_film *f, iwp_err *err) {
                                              : 4;
     f->dec->pkt_timebase = st->time_base;
     f->dec->max_pixels = MAX_PIXELS;
-    rc = avcodec_open2(f->dec, codec, NULL);
+    rc = iwp_av.avcodec_open2(f->dec, codec, NULL);
     return rc < 0 ? iwp_film_error(f, rc, "cannot be decoded", err) : 0;
 }
 
@@ -203,29 +205,29 @@ int iwp_film_rewind(struct iwp_film *f, iwp_err *err) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, catch_messages);
     said[0] = 0;
-    avformat_close_input(&f->fmt);
-    if (f->io) av_freep(&f->io->buffer);
-    avio_context_free(&f->io);
+    iwp_av.avformat_close_input(&f->fmt);
+    if (f->io) iwp_av.av_freep(&f->io->buffer);
+    iwp_av.avio_context_free(&f->io);
     IWP_TRY(check_whole(f, err));
     IWP_TRY(open_demuxer(f, err));
     IWP_TRY(probe_streams(f, err));
     if (f->dec)
-        avcodec_flush_buffers(f->dec);
+        iwp_av.avcodec_flush_buffers(f->dec);
     else
         IWP_TRY(open_decoder(f, err));
-    if (!f->packet) f->packet = av_packet_alloc();
-    if (!f->got) f->got = av_frame_alloc();
+    if (!f->packet) f->packet = iwp_av.av_packet_alloc();
+    if (!f->got) f->got = iwp_av.av_frame_alloc();
     IWP_REQUIRE(f->packet && f->got, err, IWP_ENOMEM, "%s: out of memory", f->label);
     return 0;
 }
 
 void iwp_film_source_close(struct iwp_film *f) {
-    av_packet_free(&f->packet);
-    av_frame_free(&f->got);
-    avcodec_free_context(&f->dec);
-    avformat_close_input(&f->fmt);
-    if (f->io) av_freep(&f->io->buffer);
-    avio_context_free(&f->io);
+    iwp_av.av_packet_free(&f->packet);
+    iwp_av.av_frame_free(&f->got);
+    iwp_av.avcodec_free_context(&f->dec);
+    iwp_av.avformat_close_input(&f->fmt);
+    if (f->io) iwp_av.av_freep(&f->io->buffer);
+    iwp_av.avio_context_free(&f->io);
     if (f->fd >= 0) close(f->fd);
 }
 
@@ -234,7 +236,7 @@ void iwp_film_source_close(struct iwp_film *f) {
 int iwp_film_packet(struct iwp_film *f, iwp_err *err) {
     for (;;) {
         IWP_TRY(iwp_film_stopped(f, err));
-        int rc = av_read_frame(f->fmt, f->packet);
+        int rc = iwp_av.av_read_frame(f->fmt, f->packet);
         if (rc == AVERROR_EOF) {
             /* Some demuxers call a file that stops too early its end. */
             if (f->io->error < 0) return iwp_film_error(f, f->io->error, "cannot be read", err);
@@ -242,13 +244,13 @@ int iwp_film_packet(struct iwp_film *f, iwp_err *err) {
         }
         if (rc < 0) return iwp_film_error(f, rc, "is damaged or cut off", err);
         if (f->packet->stream_index == f->stream) return 1;
-        av_packet_unref(f->packet);
+        iwp_av.av_packet_unref(f->packet);
     }
 }
 
 int iwp_film_send(struct iwp_film *f, bool end, iwp_err *err) {
-    int rc = avcodec_send_packet(f->dec, end ? NULL : f->packet);
-    if (!end) av_packet_unref(f->packet);
+    int rc = iwp_av.avcodec_send_packet(f->dec, end ? NULL : f->packet);
+    if (!end) iwp_av.av_packet_unref(f->packet);
     /* A packet the decoder cannot use costs its own frame only; who waits for it will notice. */
     if (rc == AVERROR_INVALIDDATA || rc == AVERROR_EOF) return 0;
     return rc < 0 ? iwp_film_error(f, rc, "cannot be decoded", err) : 0;
@@ -256,7 +258,7 @@ int iwp_film_send(struct iwp_film *f, bool end, iwp_err *err) {
 
 int iwp_film_receive(struct iwp_film *f, iwp_err *err) {
     for (int skipped = 0; skipped < 64; skipped++) {
-        int rc = avcodec_receive_frame(f->dec, f->got);
+        int rc = iwp_av.avcodec_receive_frame(f->dec, f->got);
         if (rc == 0) return 1;
         if (rc == AVERROR(EAGAIN)) return 0;
         if (rc == AVERROR_EOF) return 2;

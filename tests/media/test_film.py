@@ -232,6 +232,18 @@ def long_film(d):
         check(usage.ru_maxrss < 300e3, f"long film: {usage.ru_maxrss / 1e3:.0f} MB")
 
 
+def without_libraries(d):
+    """The libraries come with the first film: when they do not, that is one line."""
+    fake = os.path.join(d, "fake")
+    os.mkdir(fake)
+    for major in range(59, 70):
+        open(os.path.join(fake, "libavformat.so.%d" % major), "wb").close()
+    r = subprocess.run([tool, os.path.join(d, "plain.mp4"), "0"], capture_output=True, text=True,
+                       env=dict(os.environ, LD_LIBRARY_PATH=fake))
+    check(r.returncode == 1 and r.stderr.count("\n") == 1 and "films need the FFmpeg libraries: " in r.stderr
+          and "libavformat.so" in r.stderr, f"no libraries: {r.returncode} {r.stderr!r}")
+
+
 def main():
     if not shutil.which("ffmpeg"):
         print("no ffmpeg program: skipped")
@@ -244,6 +256,7 @@ def main():
         for name, index in make(d):
             compare(d, name, index, rng)
         bad_files(d)
+        without_libraries(d)
         long_film(d)
     print(f"{ran} checks, {bad} failed")
     sys.exit(bad != 0)
