@@ -29,7 +29,7 @@ struct lane {
 
 /* What a node knows.  `left` counts the pieces of each lane and KV head that are not done: who does the last
  * one joins them. */
-struct node {
+struct iwp_attend_node {
     struct iwp_attend *a;
     struct iwp_deal deal;
     int32_t queries; /* per unit; 0: single rows */
@@ -124,7 +124,7 @@ static struct iwp_attn op_at(const struct iwp_attn *op, const struct ggml_tensor
 
 /* ---- many rows ---------------------------------------------------------------------------------- */
 
-static void run_many(struct node *n, struct ggml_tensor *y, int ith, int nth) {
+static void run_many(struct iwp_attend_node *n, struct ggml_tensor *y, int ith, int nth) {
     const struct iwp_attn op = op_at(&n->lane[0].op, y->src[0], y, 0);
     const int32_t total = op.n * (op.n_head / op.n_head_kv);
     for (int32_t u; (u = iwp_deal_take(&n->deal, nth)) >= 0;) {
@@ -138,7 +138,7 @@ static void run_many(struct node *n, struct ggml_tensor *y, int ith, int nth) {
 
 /* ---- single rows -------------------------------------------------------------------------------- */
 
-static void run_single(struct node *n, struct ggml_tensor *y, int ith, int nth) {
+static void run_single(struct iwp_attend_node *n, struct ggml_tensor *y, int ith, int nth) {
     const int32_t G = n->a->shape.n_head_kv;
     const size_t size = iwp_attn_part_size(&n->a->shape);
     for (int32_t u; (u = iwp_deal_take(&n->deal, nth)) >= 0;) {
@@ -158,7 +158,7 @@ static void run_single(struct node *n, struct ggml_tensor *y, int ith, int nth) 
 }
 
 static void run(struct ggml_tensor *y, int ith, int nth, void *user) {
-    struct node *n = user;
+    struct iwp_attend_node *n = user;
     if (n->a->failed) return;
     if (n->queries)
         run_many(n, y, ith, nth);
@@ -168,10 +168,11 @@ static void run(struct ggml_tensor *y, int ith, int nth, void *user) {
 
 /* ---- building ----------------------------------------------------------------------------------- */
 
-static struct node *node_new(struct iwp_attend *a, struct ggml_context *ctx, int32_t n_lane) {
-    const size_t lanes = sizeof(struct node) + (size_t)n_lane * sizeof(struct lane),
+static struct iwp_attend_node *node_new(struct iwp_attend *a, struct ggml_context *ctx,
+                                        int32_t n_lane) {
+    const size_t lanes = sizeof(struct iwp_attend_node) + (size_t)n_lane * sizeof(struct lane),
                  bytes = lanes + (size_t)n_lane * (size_t)a->shape.n_head_kv * sizeof(atomic_int);
-    struct node *n = ggml_new_buffer(ctx, bytes);
+    struct iwp_attend_node *n = ggml_new_buffer(ctx, bytes);
     memset(n, 0, bytes);
     n->a = a;
     n->n_lane = n_lane;
@@ -179,33 +180,42 @@ static struct node *node_new(struct iwp_attend *a, struct ggml_context *ctx, int
     return n;
 }
 
-static struct ggml_tensor *finish(struct node *n, struct ggml_context *ctx, struct ggml_tensor *q) {
+static struct ggml_tensor *finish(struct iwp_attend_node *n, struct ggml_context *ctx,
+                                  struct ggml_tensor *q) {
     return ggml_custom_4d(ctx, GGML_TYPE_F32, n->lane[0].op.out_row, q->ne[2], 1, 1, &q, 1, run,
                           GGML_N_TASKS_MAX, n);
+}
+
+void iwp_attend_bind(struct iwp_attend_node *n, const struct iwp_kv_layer *const *kv,
+                     const int32_t *n_kv) {
+    struct iwp_attend *a = n->a;
+    const int32_t G = a->shape.n_head_kv;
+    n->deal.n_unit = 0;
+    for (int32_t i = 0; i < n->n_lane; i++) {
+        const int32_t chunks = iwp_attn_chunks(n_kv[i]);
+        n->lane[i] = (struct lane){op_of(a, kv[i], 1, n_kv[i]), n->deal.n_unit, chunks};
+        n->deal.n_unit += G * chunks;
+        for (int32_t g = 0; g < G; g++) atomic_store(&n->left[i * G + g], chunks);
+    }
+    reserve(a, iwp_attn_scratch(&a->shape, 0),
+            (size_t)n->deal.n_unit * iwp_attn_part_size(&a->shape));
 }
 
 struct ggml_tensor *iwp_attend_build_lanes(struct iwp_attend *a, struct ggml_context *ctx,
                                            struct ggml_tensor *q,
                                            const struct iwp_kv_layer *const *kv,
-                                           const int32_t *n_kv) {
-    const int32_t lanes = (int32_t)q->ne[2], G = a->shape.n_head_kv;
-    struct node *n = node_new(a, ctx, lanes);
-    for (int32_t i = 0; i < lanes; i++) {
-        const int32_t chunks = iwp_attn_chunks(n_kv[i]);
-        n->lane[i] = (struct lane){op_of(a, kv[i], 1, n_kv[i]), n->deal.n_unit, chunks};
-        n->deal.n_unit += G * chunks;
-        for (int32_t g = 0; g < G; g++) atomic_init(&n->left[i * G + g], chunks);
-    }
-    reserve(a, iwp_attn_scratch(&a->shape, 0),
-            (size_t)n->deal.n_unit * iwp_attn_part_size(&a->shape));
+                                           const int32_t *n_kv, struct iwp_attend_node **out) {
+    struct iwp_attend_node *n = node_new(a, ctx, (int32_t)q->ne[2]);
+    iwp_attend_bind(n, kv, n_kv);
+    if (out) *out = n;
     return finish(n, ctx, q);
 }
 
 struct ggml_tensor *iwp_attend_build(struct iwp_attend *a, struct ggml_context *ctx,
                                      struct ggml_tensor *q, const struct iwp_kv_layer *kv,
                                      int32_t n_kv) {
-    if (q->ne[2] == 1) return iwp_attend_build_lanes(a, ctx, q, &kv, &n_kv);
-    struct node *n = node_new(a, ctx, 1);
+    if (q->ne[2] == 1) return iwp_attend_build_lanes(a, ctx, q, &kv, &n_kv, NULL);
+    struct iwp_attend_node *n = node_new(a, ctx, 1);
     const int32_t G = a->shape.n_head_kv, total = (int32_t)q->ne[2] * (a->shape.n_head / G);
     /* Every unit unpacks the keys anew: large ones, and some for every thread. */
     int32_t per = (int32_t)((int64_t)total * G / (3 * a->n_thread)) / IWP_ATTN_TILE * IWP_ATTN_TILE;

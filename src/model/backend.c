@@ -50,6 +50,8 @@ struct iwp_sched {
     struct iwp_progress *meter; /* or NULL */
     int32_t n_graph;            /* it counts on */
     uint64_t form;              /* of the graph that memory was planned for; 0: none yet */
+    void *kept;                 /* see iwp_sched_keep */
+    int64_t n_built;
 };
 
 static void *address(ggml_backend_reg_t reg, const char *name) {
@@ -333,6 +335,8 @@ void iwp_sched_free(struct iwp_sched *s) {
 
 int iwp_sched_begin(struct iwp_sched *s, struct ggml_context **ctx, struct ggml_cgraph **graph,
                     iwp_err *err) {
+    s->kept = NULL;
+    s->n_built++;
     ggml_backend_sched_reset(s->sched);
     if (s->ctx) ggml_free(s->ctx);
     s->ctx = ggml_init((struct ggml_init_params){s->size, s->memory, true});
@@ -445,6 +449,7 @@ int iwp_sched_compute(struct iwp_sched *s, iwp_err *err) {
     if (s->meter && s->meter->total == 0)
         s->meter->total = (int64_t)ggml_graph_n_nodes(s->graph) * s->n_graph;
     enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->graph);
+    if (s->stopped || st != GGML_STATUS_SUCCESS) s->kept = NULL; /* some nodes are half-way */
     IWP_REQUIRE(!s->stopped, err, IWP_ECANCELLED, "interrupted");
     IWP_REQUIRE(st != GGML_STATUS_ABORTED, err, IWP_ECANCELLED, "interrupted");
     IWP_REQUIRE(st != GGML_STATUS_ALLOC_FAILED, err, IWP_ENOMEM, "out of memory");
@@ -452,6 +457,10 @@ int iwp_sched_compute(struct iwp_sched *s, iwp_err *err) {
                 ggml_status_to_string(st));
     return 0;
 }
+
+void iwp_sched_keep(struct iwp_sched *s, void *what) { s->kept = what; }
+void *iwp_sched_kept(const struct iwp_sched *s) { return s->kept; }
+int64_t iwp_sched_built(const struct iwp_sched *s) { return s->n_built; }
 
 size_t iwp_sched_bytes(const struct iwp_sched *s) {
     size_t n = 0;

@@ -56,7 +56,7 @@ void iwp_backend_set_cancel(struct iwp_backend *b, bool (*cancel)(void *ctx), vo
 /* ---- Running graphs ---------------------------------------------------------------------------- */
 
 /*  Use:
- *      iwp_sched_begin(s, n_nodes, &ctx, &graph, err);      // ctx and graph live until the next begin
+ *      iwp_sched_begin(s, &ctx, &graph, err);               // ctx and graph live until the next begin
  *      … build nodes in ctx, ggml_set_input / ggml_set_output, ggml_build_forward_expand(graph, …) …
  *      iwp_sched_alloc(s, err);                             // memory for all nodes
  *      … ggml_backend_tensor_set on inputs …
@@ -76,6 +76,11 @@ int iwp_sched_alloc(struct iwp_sched *s, iwp_err *err);
  * compares sizes alone, and would lay its outputs over each other.  With one device alloc sees to it. */
 int iwp_sched_replan(struct iwp_sched *s, iwp_err *err);
 int iwp_sched_compute(struct iwp_sched *s, iwp_err *err);
+/* The graph may be computed again, with other inputs, until the next begin.  Whoever can do so leaves here
+ * what it must know then, in the graph's ctx; NULL after a begin and when compute failed. */
+void iwp_sched_keep(struct iwp_sched *s, void *what);
+void *iwp_sched_kept(const struct iwp_sched *s);
+int64_t iwp_sched_built(const struct iwp_sched *s); /* graphs begun so far */
 /* compute pauses between matrix products and asks cancel(ctx), which may run graphs of other schedulers;
  * true ends it with IWP_ECANCELLED.  NULL: no pauses. */
 void iwp_sched_set_pauses(struct iwp_sched *s, bool (*cancel)(void *ctx), void *ctx);

@@ -345,14 +345,17 @@ static struct ggml_tensor *last_rows(struct ggml_context *ctx, struct ggml_tenso
  * it because they are put into the graph first. */
 static void store(struct ggml_context *ctx, struct ggml_cgraph *graph,
                   const struct iwp_kv_layer *kv, int32_t n_past, struct ggml_tensor *k,
-                  struct ggml_tensor *v) {
+                  struct ggml_tensor *v, struct iwp_decoder_stored *out) {
     const int64_t width = kv->k->ne[0], n = k->ne[2];
     struct ggml_tensor *to_k =
         ggml_view_2d(ctx, kv->k, width, n, kv->k->nb[1], (size_t)n_past * kv->k->nb[1]);
     struct ggml_tensor *to_v =
         ggml_view_2d(ctx, kv->v, width, n, kv->v->nb[1], (size_t)n_past * kv->v->nb[1]);
-    ggml_build_forward_expand(graph, ggml_cpy(ctx, ggml_reshape_2d(ctx, k, width, n), to_k));
-    ggml_build_forward_expand(graph, ggml_cpy(ctx, ggml_reshape_2d(ctx, v, width, n), to_v));
+    struct ggml_tensor *cpy_k = ggml_cpy(ctx, ggml_reshape_2d(ctx, k, width, n), to_k);
+    struct ggml_tensor *cpy_v = ggml_cpy(ctx, ggml_reshape_2d(ctx, v, width, n), to_v);
+    ggml_build_forward_expand(graph, cpy_k);
+    ggml_build_forward_expand(graph, cpy_v);
+    if (out) *out = (struct iwp_decoder_stored){{to_k, cpy_k}, {to_v, cpy_v}};
 }
 
 static struct ggml_tensor *after_attention_bulk(const struct iwp_decoder *d,
@@ -389,7 +392,7 @@ struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct 
     const int64_t n = x->ne[1];
     struct iwp_decoder_qkv o = iwp_decoder_build_qkv(d, ctx, l, x, pos, last >= 0);
     if (last >= 0) ggml_build_forward_expand(graph, o.q_rope);
-    store(ctx, graph, kv, n_past, o.k_rope, o.v);
+    store(ctx, graph, kv, n_past, o.k_rope, o.v, NULL);
     if (last < 0) return NULL;
 
     struct ggml_tensor *q = o.q_rope; /* [d, H, n] */
@@ -410,36 +413,75 @@ static struct ggml_tensor *one_row(struct ggml_context *ctx, struct ggml_tensor 
     return ggml_view_3d(ctx, t, t->ne[0], t->ne[1], 1, t->nb[1], t->nb[2], (size_t)i * t->nb[2]);
 }
 
+/* The caches of lanes, and how many rows of each are seen. */
+struct seen {
+    const struct iwp_kv_layer *kv[IWP_LANE_MAX];
+    int32_t n[IWP_LANE_MAX];
+};
+
+static struct seen seen_by(const struct iwp_decoder_lane *lane, int32_t n) {
+    struct seen s;
+    for (int32_t i = 0; i < n; i++) {
+        s.kv[i] = lane[i].kv;
+        s.n[i] = lane[i].kv->n + 1;
+    }
+    return s;
+}
+
 /* Attention of all lanes in one node. */
 static struct ggml_tensor *attend_lanes(const struct iwp_decoder *d, struct ggml_context *ctx,
                                         struct ggml_cgraph *graph, struct iwp_decoder_qkv *o,
-                                        const struct iwp_decoder_lane *lane) {
-    const struct iwp_kv_layer *kv[IWP_LANE_MAX];
-    int32_t n_kv[IWP_LANE_MAX];
-    for (int32_t i = 0; i < o->q_rope->ne[2]; i++) {
-        kv[i] = lane[i].kv;
-        n_kv[i] = kv[i]->n + 1;
-        store(ctx, graph, kv[i], kv[i]->n, one_row(ctx, o->k_rope, i), one_row(ctx, o->v, i));
-    }
-    return iwp_attend_build_lanes(d->attend, ctx, o->q_rope, kv, n_kv);
+                                        struct iwp_decoder_lane *lane,
+                                        struct iwp_attend_node **node) {
+    const int32_t n = (int32_t)o->q_rope->ne[2];
+    for (int32_t i = 0; i < n; i++)
+        store(ctx, graph, lane[i].kv, lane[i].kv->n, one_row(ctx, o->k_rope, i),
+              one_row(ctx, o->v, i), &lane[i].stored);
+    const struct seen s = seen_by(lane, n);
+    return iwp_attend_build_lanes(d->attend, ctx, o->q_rope, s.kv, s.n, node);
+}
+
+/* What ggml noted when it made the view, for another row or another cache of the same type. */
+static void look_at(struct ggml_tensor *view, struct ggml_tensor *cache, int32_t row) {
+    view->view_src = cache;
+    view->view_offs = (size_t)row * cache->nb[1];
+    view->data = (char *)cache->data + view->view_offs;
+    view->buffer = cache->buffer;
+    if (view->op == GGML_OP_VIEW) view->src[0] = cache;
+}
+
+void iwp_decoder_bind_lanes(struct iwp_attend_node *node, const struct iwp_decoder_lane *lane,
+                            int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        for (int j = 0; j < 2; j++) {
+            look_at(lane[i].stored.k[j], lane[i].kv->k, lane[i].kv->n);
+            look_at(lane[i].stored.v[j], lane[i].kv->v, lane[i].kv->n);
+        }
+    const struct seen s = seen_by(lane, n);
+    iwp_attend_bind(node, s.kv, s.n);
 }
 
 struct ggml_tensor *iwp_decoder_build_lanes(const struct iwp_decoder *d, struct ggml_context *ctx,
                                             struct ggml_cgraph *graph, int32_t l,
                                             struct ggml_tensor *x, struct ggml_tensor *pos,
-                                            const struct iwp_decoder_lane *lane) {
+                                            struct iwp_decoder_lane *lane,
+                                            struct iwp_attend_node **node) {
     const int32_t n = (int32_t)x->ne[1];
-    struct iwp_decoder_qkv o = iwp_decoder_build_qkv(d, ctx, l, x, pos, true);
+    *node = NULL;
     bool own = true;
     for (int32_t i = 0; i < n; i++) own = own && lane[i].attn.how == IWP_ATTENTION_OWN;
-    if (own) return after_attention(d, ctx, l, attend_lanes(d, ctx, graph, &o, lane), x);
+    if (n == 1 && !own)
+        return iwp_decoder_build_layer(d, ctx, graph, l, x, pos, lane->kv, lane->kv->n, &lane->attn,
+                                       0);
+    struct iwp_decoder_qkv o = iwp_decoder_build_qkv(d, ctx, l, x, pos, true);
+    if (own) return after_attention(d, ctx, l, attend_lanes(d, ctx, graph, &o, lane, node), x);
     /* What attention gives for a row takes the place of the row's query: no one else reads it. */
     struct ggml_tensor *h =
         ggml_reshape_2d(ctx, o.q_rope, (int64_t)d->n_head * d->d_head, o.q_rope->ne[2]);
     ggml_build_forward_expand(graph, h);
     for (int32_t i = 0; i < n; i++) {
         const struct iwp_kv_layer *kv = lane[i].kv;
-        store(ctx, graph, kv, kv->n, one_row(ctx, o.k_rope, i), one_row(ctx, o.v, i));
+        store(ctx, graph, kv, kv->n, one_row(ctx, o.k_rope, i), one_row(ctx, o.v, i), NULL);
         struct ggml_tensor *q = one_row(ctx, o.q_rope, i);
         struct ggml_tensor *to = ggml_view_2d(ctx, h, h->ne[0], 1, h->nb[1], (size_t)i * h->nb[1]);
         struct ggml_tensor *a = attend(d, ctx, q, kv, kv->n + 1, &lane[i].attn);

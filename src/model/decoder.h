@@ -77,17 +77,27 @@ struct ggml_tensor *iwp_decoder_build_layer(const struct iwp_decoder *d, struct 
                                             struct ggml_tensor *x, struct ggml_tensor *pos,
                                             const struct iwp_kv_layer *kv, int32_t n_past,
                                             const struct iwp_decoder_attn *attn, int32_t last);
+/* The views of a cache through which new rows get there. */
+struct iwp_decoder_stored {
+    struct ggml_tensor *k[2], *v[2];
+};
 enum { IWP_LANE_MAX = 16 }; /* of one graph */
 /* One layer over rows of different timelines: row i is the next of lane[i], whose cache (kv->n rows) it
  * extends and alone sees.  The matrices are read once for all of them. */
 struct iwp_decoder_lane {
     const struct iwp_kv_layer *kv;
-    struct iwp_decoder_attn attn; /* mask [kv->n + 1, 1] */
+    struct iwp_decoder_attn attn;     /* mask [kv->n + 1, 1] */
+    struct iwp_decoder_stored stored; /* out, with *node */
 };
+/* *node: the layer's attention when it is all our own; else NULL. */
 struct ggml_tensor *iwp_decoder_build_lanes(const struct iwp_decoder *d, struct ggml_context *ctx,
                                             struct ggml_cgraph *graph, int32_t l,
                                             struct ggml_tensor *x, struct ggml_tensor *pos,
-                                            const struct iwp_decoder_lane *lane);
+                                            struct iwp_decoder_lane *lane,
+                                            struct iwp_attend_node **node);
+/* Makes a layer that was built with a node ready for the next rows, or other caches of the same types. */
+void iwp_decoder_bind_lanes(struct iwp_attend_node *node, const struct iwp_decoder_lane *lane,
+                            int32_t n);
 /* Final norm and output matrix: [V, n]. */
 struct ggml_tensor *iwp_decoder_build_logits(const struct iwp_decoder *d, struct ggml_context *ctx,
                                              struct ggml_tensor *x);

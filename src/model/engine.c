@@ -75,7 +75,7 @@ void iwp_engine_close(iwp_engine *e) {
     if (!e) return;
     iwp_prompter_free(e->prompter);
     iwp_sched_free(e->sched);
-    iwp_sched_free(e->lanes);
+    iwp_engine_free_lanes(e);
     iwp_decoder_free(&e->d);
     iwp_backend_free(e->b);
     pthread_mutex_destroy(&e->lock);

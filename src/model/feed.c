@@ -31,84 +31,53 @@ static int make_room(struct iwp_session *s, iwp_err *err) {
     return 0;
 }
 
-static void took(struct iwp_session *s, int32_t token) {
-    s->fed[s->n_fed++] = token;
-    s->has_logits = true;
-}
-
-static int feed(struct iwp_session *s, int32_t token, iwp_err *err) {
-    const struct iwp_decoder *d = &s->e->d;
-    IWP_TRY(make_room(s, err));
-    float *row = malloc((size_t)d->d_model * sizeof *row);
-    IWP_REQUIRE(row, err, IWP_ENOMEM, "out of memory");
-    int rc = 0;
-    iwp_weights_row(d->embed, token, row);
-    struct iwp_span span[IWP_STAGE_MAX + 2];
-    int32_t pos[(IWP_STAGE_MAX + 2) * 3];
-    for (int32_t g = 0; g < s->n_segment; g++) {
-        const struct iwp_segment *e = &s->segment[g];
-        for (int32_t r = 0; r < 3; r++) pos[3 * g + r] = e->next_pos + s->n_fed;
-        span[g] = (struct iwp_span){e->l0, e->l1, pos + 3 * g, 1};
-    }
-    struct iwp_run run = {
-        .n = 1, .rows = row, .span = span, .n_span = s->n_segment, .logits = s->logits};
-    IWP_TRY_GOTO(iwp_runner_layers(&s->runner, &run, err));
-    took(s, token);
-fail:
-    free(row);
-    return rc < 0 ? rc : 0;
-}
-
-int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err) {
-    IWP_TRY(check(s, token, err));
-    const double t0 = iwp_clock_ms();
-    pthread_mutex_lock(&s->e->lock);
-    int rc = feed(s, token, err);
-    pthread_mutex_unlock(&s->e->lock);
-    s->st.ms_decode += iwp_clock_ms() - t0;
-    return rc;
-}
-
-/* ---- several sessions --------------------------------------------------------------------------- */
-
-/* A scheduler for graphs of n lanes: made for few first, because its memory grows with the nodes. */
-static int lane_sched(iwp_engine *e, int32_t n, iwp_err *err) {
-    if (e->n_lane >= n) return 0;
-    int32_t room = 4;
-    while (room < n) room *= 2;
-    iwp_sched_free(e->lanes);
-    e->lanes = NULL;
-    e->n_lane = 0;
-    IWP_TRY(iwp_sched_new(&e->lanes, e->b, iwp_runner_max_nodes(&e->d, room), err));
-    e->n_lane = room;
+/* A scheduler and buffers for steps of n lanes: made for few first, because their memory grows with the
+ * nodes.  Prompts have their own, so that the graph of a step outlives the chunks between two tokens. */
+static int reserve_lanes(iwp_engine *e, int32_t n, iwp_err *err) {
+    struct iwp_lanes *to = &e->lanes;
+    if (to->n >= n) return 0;
+    int32_t room = 1;
+    while (room < n) room *= room < 4 ? 4 : 2;
+    iwp_engine_free_lanes(e);
+    IWP_TRY(iwp_sched_new(&to->sched, e->b, iwp_runner_max_nodes(&e->d, room), err));
+    to->pos = malloc((size_t)room * (size_t)e->d.n_layer * sizeof *to->pos);
+    to->rows = malloc((size_t)room * (size_t)e->d.d_model * sizeof *to->rows);
+    IWP_REQUIRE(to->pos && to->rows, err, IWP_ENOMEM, "out of memory");
+    to->n = room;
     return 0;
 }
 
+void iwp_engine_free_lanes(iwp_engine *e) {
+    iwp_sched_free(e->lanes.sched);
+    free(e->lanes.pos);
+    free(e->lanes.rows);
+    e->lanes = (struct iwp_lanes){0};
+}
+
 /* n <= IWP_LANE_MAX sessions in one graph. */
-static int feed_lanes(struct iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
+static int feed(struct iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
     iwp_engine *e = s[0]->e;
-    const size_t d = (size_t)e->d.d_model, L = (size_t)e->d.n_layer;
     struct iwp_lane lane[IWP_LANE_MAX];
-    int32_t *pos = malloc((size_t)n * L * sizeof *pos);
-    float *rows = malloc((size_t)n * d * sizeof *rows);
-    int rc = 0;
-    if (!pos || !rows) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-    IWP_TRY_GOTO(lane_sched(e, n, err));
+    IWP_TRY(reserve_lanes(e, n, err));
     for (int32_t i = 0; i < n; i++) {
-        int32_t *at = pos + (size_t)i * L;
-        IWP_TRY_GOTO(make_room(s[i], err));
-        iwp_weights_row(e->d.embed, token[i], rows + (size_t)i * d);
+        int32_t *at = e->lanes.pos + (size_t)i * (size_t)e->d.n_layer;
+        IWP_TRY(make_room(s[i], err));
+        iwp_weights_row(e->d.embed, token[i], e->lanes.rows + (size_t)i * (size_t)e->d.d_model);
         for (int32_t g = 0; g < s[i]->n_segment; g++)
             for (int32_t l = s[i]->segment[g].l0; l < s[i]->segment[g].l1; l++)
                 at[l] = s[i]->segment[g].next_pos + s[i]->n_fed;
         lane[i] = (struct iwp_lane){&s[i]->runner, at, s[i]->logits};
     }
-    IWP_TRY_GOTO(iwp_runner_lanes(e->lanes, lane, n, rows, err));
-    for (int32_t i = 0; i < n; i++) took(s[i], token[i]);
-fail:
-    free(pos);
-    free(rows);
-    return rc < 0 ? rc : 0;
+    IWP_TRY(iwp_runner_lanes(e->lanes.sched, lane, n, e->lanes.rows, err));
+    for (int32_t i = 0; i < n; i++) {
+        s[i]->fed[s[i]->n_fed++] = token[i];
+        s[i]->has_logits = true;
+    }
+    return 0;
+}
+
+int iwp_session_feed(iwp_session *s, int32_t token, iwp_err *err) {
+    return iwp_session_feed_batch(&s, &token, 1, err);
 }
 
 int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, int32_t n, iwp_err *err) {
@@ -122,7 +91,7 @@ int iwp_session_feed_batch(iwp_session *const *s, const int32_t *token, int32_t 
         const int32_t m = n - i < IWP_LANE_MAX ? n - i : IWP_LANE_MAX;
         const double t0 = iwp_clock_ms();
         pthread_mutex_lock(&s[i]->e->lock);
-        int rc = m == 1 ? feed(s[i], token[i], err) : feed_lanes(s + i, token + i, m, err);
+        int rc = feed(s + i, token + i, m, err);
         pthread_mutex_unlock(&s[i]->e->lock);
         for (int32_t k = i; k < i + m; k++) s[k]->st.ms_decode += iwp_clock_ms() - t0;
         IWP_TRY(rc);

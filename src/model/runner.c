@@ -30,9 +30,15 @@ struct inputs {
     struct input at[];
 };
 
-static struct inputs *inputs_new(int32_t cap) {
-    struct inputs *in = calloc(1, sizeof *in + (size_t)cap * sizeof in->at[0]);
-    if (in) in->cap = cap;
+/* Memory that lives as long as the graph, zeroed. */
+static void *graph_memory(struct ggml_context *ctx, size_t n, size_t size) {
+    return memset(ggml_new_buffer(ctx, n * size), 0, n * size);
+}
+
+static struct inputs *inputs_new(struct ggml_context *ctx, struct ggml_cgraph *graph, int32_t cap) {
+    struct inputs *in = graph_memory(ctx, 1, sizeof *in + (size_t)cap * sizeof in->at[0]);
+    in->graph = graph;
+    in->cap = cap;
     return in;
 }
 
@@ -67,16 +73,13 @@ static struct ggml_tensor *mask_input(struct ggml_context *ctx, struct inputs *i
     return add_input(in, (struct input){.t = t, .n_past = n_past, .log_size = log_size});
 }
 
-static int fill_pos(const struct iwp_decoder *d, const struct input *in, iwp_err *err) {
-    const int64_t total = in->t->ne[0], n = d->n_pos == 3 ? total / 4 : total;
-    int32_t *p = calloc((size_t)total, sizeof *p);
-    IWP_REQUIRE(p, err, IWP_ENOMEM, "out of memory");
-    for (int32_t r = 0; r < d->n_pos; r++)
-        memcpy(p + (size_t)r * (size_t)n, in->pos + (size_t)r * (size_t)in->stride,
-               (size_t)n * sizeof *p);
-    ggml_backend_tensor_set(in->t, p, 0, (size_t)total * sizeof *p);
-    free(p);
-    return 0;
+/* M-RoPE has a fourth row of ids, of which no section of a head makes use. */
+static void fill_pos(const struct iwp_decoder *d, const struct input *in) {
+    const int32_t rows = d->n_pos == 3 ? 4 : 1;
+    const size_t bytes = ggml_nbytes(in->t) / (size_t)rows;
+    for (int32_t r = 0; r < rows; r++)
+        ggml_backend_tensor_set(in->t, in->pos + (size_t)(r % d->n_pos) * (size_t)in->stride,
+                                (size_t)r * bytes, bytes);
 }
 
 static int fill_mask(const struct input *in, iwp_err *err) {
@@ -107,7 +110,7 @@ static int fill_mask(const struct input *in, iwp_err *err) {
 static int fill(const struct iwp_decoder *d, const struct inputs *in, iwp_err *err) {
     for (int32_t i = 0; i < in->n; i++) {
         if (in->at[i].pos)
-            IWP_TRY(fill_pos(d, &in->at[i], err));
+            fill_pos(d, &in->at[i]);
         else
             IWP_TRY(fill_mask(&in->at[i], err));
     }
@@ -160,12 +163,9 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     const size_t bytes = (size_t)run->n * (size_t)d->d_model * sizeof(float);
     struct ggml_context *ctx;
     struct ggml_cgraph *graph;
-    struct inputs *in = inputs_new(run->n_span + d->n_layer);
-    struct reads *of = calloc((size_t)d->n_layer, sizeof *of);
-    int rc = 0;
-    if (!in || !of) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-    IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
-    in->graph = graph;
+    IWP_TRY(iwp_sched_begin(r->sched, &ctx, &graph, err));
+    struct inputs *in = inputs_new(ctx, graph, run->n_span + d->n_layer);
+    struct reads *of = graph_memory(ctx, (size_t)d->n_layer, sizeof *of);
     struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, run->n), *x = x0;
     struct ggml_tensor *logits = NULL;
     ggml_set_input(x0);
@@ -194,10 +194,10 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
     int32_t layers = 0;
     for (int32_t i = 0; i < run->n_span; i++) layers += run->span[i].l1 - run->span[i].l0;
     iwp_backend_size_threads(d->b, (double)iwp_decoder_layer_weights(d) * layers * run->n);
-    IWP_TRY_GOTO(place(d, r->sched, err));
+    IWP_TRY(place(d, r->sched, err));
     ggml_backend_tensor_set(x0, run->rows, 0, bytes);
-    IWP_TRY_GOTO(fill(d, in, err));
-    IWP_TRY_GOTO(iwp_sched_compute(r->sched, err));
+    IWP_TRY(fill(d, in, err));
+    IWP_TRY(iwp_sched_compute(r->sched, err));
     if (heads) /* the last layer has only the last rows */
         ggml_backend_tensor_get(heads, run->heads + (run->n - heads->ne[1]) * heads->ne[0], 0,
                                 ggml_nbytes(heads));
@@ -207,74 +207,126 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
         ggml_backend_tensor_get(x, run->rows, 0, bytes);
     for (int32_t i = 0; i < run->n_span; i++)
         for (int32_t l = run->span[i].l0; l < run->span[i].l1; l++) r->kv->layer[l].n += run->n;
-fail:
-    free(in);
-    free(of);
-    return rc < 0 ? rc : 0;
+    return 0;
 }
 
-/* The positions of a layer, one of each lane, where they differ from those of the layer below. */
+/* ---- a row of each of several timelines ---------------------------------------------------------- */
+
+/* A graph of n lanes and what hangs on which lanes they are and how far they have come; in the graph's own
+ * memory.  Where attention is all our own, binding it to the next rows is enough to run it again. */
+struct step {
+    int32_t n;
+    struct inputs *in;
+    struct ggml_tensor *x, *logits;
+    int32_t *at;                   /* [L][n] positions; `in` reads them */
+    struct ggml_tensor **pos;      /* [L] the same tensor where layers have the same positions */
+    struct iwp_decoder_lane *lane; /* [L][n] */
+    struct iwp_attend_node **node; /* [L] */
+};
+
+static void set_lanes(const struct iwp_decoder *d, struct step *g, const struct iwp_lane *lane) {
+    for (int32_t l = 0; l < d->n_layer; l++)
+        for (int32_t i = 0; i < g->n; i++) {
+            const size_t k = (size_t)l * (size_t)g->n + (size_t)i;
+            g->at[k] = lane[i].pos[l];
+            g->lane[k].kv = &lane[i].r->kv->layer[l];
+        }
+}
+
+/* The positions of a layer, where they differ from those of the layer below. */
 static struct ggml_tensor *lane_positions(const struct iwp_decoder *d, struct ggml_context *ctx,
-                                          struct inputs *in, const struct iwp_lane *lane, int32_t n,
-                                          int32_t l, int32_t *store, struct ggml_tensor *below) {
-    int32_t *pos = store + (size_t)l * (size_t)n;
-    bool same = below != NULL;
-    for (int32_t i = 0; i < n; i++) {
-        pos[i] = lane[i].pos[l];
-        same = same && pos[i] == lane[i].pos[l - 1];
+                                          struct step *g, int32_t l) {
+    const size_t n = (size_t)g->n;
+    const int32_t *at = g->at + (size_t)l * n;
+    if (l > 0 && memcmp(at, at - n, n * sizeof *at) == 0) return g->pos[l - 1];
+    return pos_input(d, ctx, g->in, at, 0, g->n);
+}
+
+static int build_step(struct step **out, struct iwp_sched *sched, const struct iwp_lane *lane,
+                      int32_t n, iwp_err *err) {
+    const struct iwp_decoder *d = lane[0].r->d;
+    const int32_t L = d->n_layer;
+    struct ggml_context *ctx;
+    struct ggml_cgraph *graph;
+    IWP_TRY(iwp_sched_begin(sched, &ctx, &graph, err));
+    struct step *g = *out = graph_memory(ctx, 1, sizeof *g);
+    g->n = n;
+    g->in = inputs_new(ctx, graph, L * (n + 1));
+    g->at = graph_memory(ctx, (size_t)L * (size_t)n, sizeof *g->at);
+    g->pos = graph_memory(ctx, (size_t)L, sizeof *g->pos);
+    g->lane = graph_memory(ctx, (size_t)L * (size_t)n, sizeof *g->lane);
+    g->node = graph_memory(ctx, (size_t)L, sizeof *g->node);
+    set_lanes(d, g, lane);
+    struct ggml_tensor *x = g->x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n);
+    ggml_set_input(x);
+    for (int32_t l = 0; l < L; l++) {
+        g->pos[l] = lane_positions(d, ctx, g, l);
+        for (int32_t i = 0; i < n; i++) {
+            struct iwp_decoder_lane *to = &g->lane[(size_t)l * (size_t)n + (size_t)i];
+            to->attn.how = iwp_decoder_attention(d, l, lane[i].r->attention);
+            if (to->kv->log_size && to->attn.how != IWP_ATTENTION_OWN)
+                to->attn.mask =
+                    mask_input(ctx, g->in, to->attn.how, to->kv->n, 1, to->kv->log_size);
+        }
     }
-    return same ? below : pos_input(d, ctx, in, pos, 0, n);
+    bool own = d->b->n_device == 1;
+    for (int32_t l = 0; l < L; l++) {
+        x = iwp_decoder_build_lanes(d, ctx, graph, l, x, g->pos[l], g->lane + (size_t)l * (size_t)n,
+                                    &g->node[l]);
+        own = own && g->node[l];
+    }
+    g->logits = iwp_decoder_build_logits(d, ctx, x);
+    ggml_set_output(g->logits);
+    ggml_build_forward_expand(graph, g->logits);
+    IWP_TRY(place(d, sched, err));
+    if (own) iwp_sched_keep(sched, g);
+    return 0;
+}
+
+static bool fits(const struct iwp_decoder *d, const struct step *g, const struct iwp_lane *lane,
+                 int32_t n) {
+    if (!g || g->n != n) return false;
+    for (int32_t i = 0; i < n; i++) {
+        const struct iwp_runner *r = lane[i].r;
+        const struct iwp_decoder_stored *to = &g->lane[i].stored;
+        if (r->attention != IWP_ATTENTION_OWN || r->kv->type_k != to->k[0]->type ||
+            r->kv->type_v != to->v[0]->type)
+            return false;
+        for (int32_t l = 1; l < d->n_layer; l++)
+            if (g->pos[l] == g->pos[l - 1] && lane[i].pos[l] != lane[i].pos[l - 1]) return false;
+    }
+    return true;
+}
+
+static int bind_step(const struct iwp_decoder *d, struct step *g, const struct iwp_lane *lane,
+                     iwp_err *err) {
+    set_lanes(d, g, lane);
+    for (int32_t l = 0; l < d->n_layer; l++)
+        iwp_decoder_bind_lanes(g->node[l], g->lane + (size_t)l * (size_t)g->n, g->n);
+    return iwp_attend_check(d->attend, err);
 }
 
 int iwp_runner_lanes(struct iwp_sched *sched, const struct iwp_lane *lane, int32_t n,
                      const float *rows, iwp_err *err) {
     const struct iwp_decoder *d = lane[0].r->d;
-    const int32_t L = d->n_layer;
-    struct ggml_context *ctx;
-    struct ggml_cgraph *graph;
-    struct inputs *in = inputs_new(L * (n + 1));
-    int32_t *store = malloc((size_t)L * (size_t)n * sizeof *store);
-    struct ggml_tensor **pos = calloc((size_t)L, sizeof *pos);
-    struct iwp_decoder_lane *at = calloc((size_t)L * (size_t)n, sizeof *at);
-    int rc = 0;
-    if (!in || !store || !pos || !at) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-    IWP_TRY_GOTO(iwp_sched_begin(sched, &ctx, &graph, err));
-    in->graph = graph;
-    struct ggml_tensor *x0 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n), *x = x0;
-    ggml_set_input(x0);
-    for (int32_t l = 0; l < L; l++) {
-        pos[l] = lane_positions(d, ctx, in, lane, n, l, store, l > 0 ? pos[l - 1] : NULL);
-        for (int32_t i = 0; i < n; i++) {
-            const struct iwp_kv_layer *kv = &lane[i].r->kv->layer[l];
-            const enum iwp_attention how = iwp_decoder_attention(d, l, lane[i].r->attention);
-            struct iwp_decoder_lane *to = &at[(size_t)l * (size_t)n + (size_t)i];
-            *to = (struct iwp_decoder_lane){kv, {.how = how}};
-            if (kv->log_size && how != IWP_ATTENTION_OWN)
-                to->attn.mask = mask_input(ctx, in, how, kv->n, 1, kv->log_size);
-        }
-    }
-    for (int32_t l = 0; l < L; l++)
-        x = iwp_decoder_build_lanes(d, ctx, graph, l, x, pos[l], at + (size_t)l * (size_t)n);
-    struct ggml_tensor *logits = iwp_decoder_build_logits(d, ctx, x);
-    ggml_set_output(logits);
-    ggml_build_forward_expand(graph, logits);
-    iwp_backend_size_threads(d->b, (double)iwp_decoder_layer_weights(d) * L * n);
-    IWP_TRY_GOTO(place(d, sched, err));
-    ggml_backend_tensor_set(x0, rows, 0, (size_t)n * (size_t)d->d_model * sizeof *rows);
-    IWP_TRY_GOTO(fill(d, in, err));
-    IWP_TRY_GOTO(iwp_sched_compute(sched, err));
+    struct step *g = iwp_sched_kept(sched);
+    if (fits(d, g, lane, n))
+        IWP_TRY(bind_step(d, g, lane, err));
+    else
+        IWP_TRY(build_step(&g, sched, lane, n, err));
+    iwp_backend_size_threads(d->b, (double)iwp_decoder_layer_weights(d) * d->n_layer * n);
+    ggml_backend_tensor_set(g->x, rows, 0, (size_t)n * (size_t)d->d_model * sizeof *rows);
+    IWP_TRY(fill(d, g->in, err));
+    IWP_TRY(iwp_sched_compute(sched, err));
     const size_t row = (size_t)d->n_vocab * sizeof(float);
     for (int32_t i = 0; i < n; i++) {
-        ggml_backend_tensor_get(logits, lane[i].logits, (size_t)i * row, row);
-        for (int32_t l = 0; l < L; l++) lane[i].r->kv->layer[l].n++;
+        ggml_backend_tensor_get(g->logits, lane[i].logits, (size_t)i * row, row);
+        for (int32_t l = 0; l < d->n_layer; l++) lane[i].r->kv->layer[l].n++;
     }
-fail:
-    free(in);
-    free(store);
-    free(pos);
-    free(at);
-    return rc < 0 ? rc : 0;
+    return 0;
 }
+
+/* ---- q, k, v of a layer -------------------------------------------------------------------------- */
 
 static void want(struct ggml_cgraph *graph, struct ggml_tensor *t, const float *to) {
     if (!to) return;
@@ -291,11 +343,8 @@ int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float
     const struct iwp_decoder *d = r->d;
     struct ggml_context *ctx;
     struct ggml_cgraph *graph;
-    struct inputs *in = inputs_new(1);
-    IWP_REQUIRE(in, err, IWP_ENOMEM, "out of memory");
-    int rc = 0;
-    IWP_TRY_GOTO(iwp_sched_begin(r->sched, &ctx, &graph, err));
-    in->graph = graph;
+    IWP_TRY(iwp_sched_begin(r->sched, &ctx, &graph, err));
+    struct inputs *in = inputs_new(ctx, graph, 1);
     struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d->d_model, n);
     ggml_set_input(x);
     struct ggml_tensor *pos = pos_input(d, ctx, in, span->pos, span->stride, n);
@@ -306,18 +355,16 @@ int iwp_runner_qkv(const struct iwp_runner *r, int32_t l, int32_t n, const float
     want(graph, o.k, out->k);
     want(graph, o.k_rope, out->k_rope);
     want(graph, o.v, out->v);
-    if (ggml_graph_n_nodes(graph) == 0) goto fail;
+    if (ggml_graph_n_nodes(graph) == 0) return 0;
     iwp_backend_size_threads(d->b, (double)iwp_decoder_qkv_weights(d) * n);
-    IWP_TRY_GOTO(iwp_sched_alloc(r->sched, err));
+    IWP_TRY(iwp_sched_alloc(r->sched, err));
     ggml_backend_tensor_set(x, rows, 0, (size_t)n * (size_t)d->d_model * sizeof(float));
-    IWP_TRY_GOTO(fill(d, in, err));
-    IWP_TRY_GOTO(iwp_sched_compute(r->sched, err));
+    IWP_TRY(fill(d, in, err));
+    IWP_TRY(iwp_sched_compute(r->sched, err));
     take(o.q, out->q);
     take(o.q_rope, out->q_rope);
     take(o.k, out->k);
     take(o.k_rope, out->k_rope);
     take(o.v, out->v);
-fail:
-    free(in);
-    return rc < 0 ? rc : 0;
+    return 0;
 }

@@ -1,5 +1,6 @@
 /* Runs rows of the residual stream, held on the host, through ranges of layers: builds the graph, feeds
- * inputs and masks, computes, brings results back, advances the cache.  One call is one graph. */
+ * inputs and masks, computes, brings results back, advances the cache.  One call runs one graph: chunks of
+ * prompts build theirs, tokens keep it (iwp_runner_lanes). */
 #ifndef IWP_MODEL_RUNNER_H
 #define IWP_MODEL_RUNNER_H
 
@@ -44,7 +45,8 @@ struct iwp_lane {
     const int32_t *pos;         /* [n_layer] position of the row in each layer */
     float *logits;              /* [V] */
 };
-/* rows: [n][D], n <= IWP_LANE_MAX. */
+/* rows: [n][D], n <= IWP_LANE_MAX.  Where attention is our own and the CPU the only device, the graph of the
+ * last call serves as many other lanes, unless something else ran in this scheduler. */
 int iwp_runner_lanes(struct iwp_sched *sched, const struct iwp_lane *lane, int32_t n,
                      const float *rows, iwp_err *err);
 

@@ -14,13 +14,20 @@
 #include "model/runner.h"
 #include "model/stream.h"
 
+/* For tokens after the prompt, one of each of n sessions at most; nothing until the first. */
+struct iwp_lanes {
+    int32_t n;
+    struct iwp_sched *sched;
+    int32_t *pos; /* [n][n_layer] */
+    float *rows;  /* [n][D] */
+};
+
 struct iwp_engine {
     struct iwp_backend *b;
     struct iwp_decoder d;
     iwp_prompter *prompter;
-    struct iwp_sched *sched;
-    struct iwp_sched *lanes; /* of batched tokens, for graphs of n_lane; NULL until the first */
-    int32_t n_lane;
+    struct iwp_sched *sched; /* of prompts */
+    struct iwp_lanes lanes;
     pthread_mutex_t lock;        /* graphs and selections take turns */
     pthread_mutex_t prompt_lock; /* one prompt is built at a time; taken before `lock` */
     bool has_vision;
@@ -117,6 +124,9 @@ int32_t iwp_session_mark_at(const struct iwp_session *s);
 /* The kept state of a layer, whole for this prompt; NULL: there is none. */
 const struct iwp_kept *iwp_session_mark(const struct iwp_session *s, int32_t layer);
 void iwp_session_count_flops(struct iwp_session *s);
+
+/* feed.c */
+void iwp_engine_free_lanes(iwp_engine *e);
 
 /* cut.c */
 int iwp_session_prev(struct iwp_session *s, const struct iwp_step *t, iwp_err *err);

@@ -6,6 +6,8 @@ if(IWP_ENGINE)
     add_test(NAME engine/bulk_${cpu} COMMAND test_engine_bulk)
     set_tests_properties(engine/bulk_${cpu} PROPERTIES ENVIRONMENT IWP_CPU=${cpu})
   endforeach()
+  add_test(NAME engine/steps_c COMMAND test_engine_steps) # ggml's attention: a graph for every step
+  set_tests_properties(engine/steps_c PROPERTIES ENVIRONMENT IWP_CPU=c)
   # The same sessions with heads wide enough for a q8_0 cache.
   add_executable(test_engine_session_wide ${CMAKE_SOURCE_DIR}/tests/engine/test_session.c)
   target_compile_definitions(test_engine_session_wide PRIVATE TEST_WIDE)

@@ -3,26 +3,7 @@
 
 #include <pthread.h>
 
-/* malloc and friends of this program count while `counting` is set.  Sanitizers bring their own. */
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-
-static volatile int counting, n_alloc;
-#if !defined(SANITIZED) && defined(__GLIBC__)
-#define COUNTS 1
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
-    *__libc_memalign(size_t, size_t);
-void *malloc(size_t n) { return n_alloc += counting, __libc_malloc(n); }
-void *calloc(size_t n, size_t m) { return n_alloc += counting, __libc_calloc(n, m); }
-void *realloc(void *p, size_t n) { return n_alloc += counting, __libc_realloc(p, n); }
-void *aligned_alloc(size_t a, size_t n) { return n_alloc += counting, __libc_memalign(a, n); }
-#endif
+#include "count_alloc.h"
 
 static void random_prompt(struct prompt *p, struct iwp_params *params, uint64_t *seed,
                           const struct iwp_method *m) {
@@ -54,15 +35,7 @@ static void random_prompt(struct prompt *p, struct iwp_params *params, uint64_t 
 TEST(select_allocates_nothing) {
     uint64_t seed = 3;
     iwp_cpu_name();
-#ifdef COUNTS
-    counting = 1;
-    void *volatile probe = malloc(10);
-    counting = 0;
-    free(probe);
-    CHECK_INT(n_alloc, 1); /* the counter works */
-#else
-    fprintf(stderr, "allocations are not counted under a sanitizer\n");
-#endif
+    check_counter();
     for (int i = 0; i < 200; i++) {
         const struct iwp_method *m =
             i % 2 ? iwp_method_find("iwp") : iwp_method_at(i / 2 % iwp_method_count());

@@ -1,0 +1,51 @@
+/* malloc and friends of the program that includes this count while `counting` is set.  Sanitizers bring their
+ * own. */
+#ifndef IWP_TESTS_COUNT_ALLOC_H
+#define IWP_TESTS_COUNT_ALLOC_H
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "test.h"
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#endif
+
+static atomic_int counting, n_alloc;
+#if !defined(SANITIZED) && defined(__GLIBC__)
+#define COUNTS 1
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+    *__libc_memalign(size_t, size_t);
+void *malloc(size_t n) { return n_alloc += counting, __libc_malloc(n); }
+void *calloc(size_t n, size_t m) { return n_alloc += counting, __libc_calloc(n, m); }
+void *realloc(void *p, size_t n) { return n_alloc += counting, __libc_realloc(p, n); }
+void *aligned_alloc(size_t a, size_t n) { return n_alloc += counting, __libc_memalign(a, n); }
+int posix_memalign(void **out, size_t a, size_t n) {
+    n_alloc += counting;
+    *out = __libc_memalign(a, n);
+    return *out ? 0 : ENOMEM;
+}
+#endif
+
+/* The counter works; under a sanitizer it says that it does not. */
+static inline void check_counter(void) {
+#ifdef COUNTS
+    n_alloc = 0;
+    counting = 1;
+    void *volatile probe = malloc(10);
+    counting = 0;
+    free(probe);
+    CHECK_INT(n_alloc, 1);
+#else
+    fprintf(stderr, "allocations are not counted under a sanitizer\n");
+#endif
+}
+
+#endif
