@@ -48,15 +48,16 @@ class Side {
   show() {
     const off = this.method.value === 'none';
     this.share.textContent = off ? '100 %' : this.keep.value + ' %';
-    this.keep.disabled = this.layer.disabled = off;
     const m = state.methods.find((x) => x.name === this.method.value);
+    this.keep.disabled = off;
+    this.layer.disabled = off || !m || m.layer === null; // others do not cut inside the decoder
     this.about.textContent = off ? 'every visual token goes through every layer' : m ? `${m.title}${m.layer === null ? '' : `, cuts before layer ${m.layer}`}` : '';
   }
 
   prune() {
     if (this.method.value === 'none') return {method: 'none', report: 'tokens'};
     const p = {method: this.method.value, keep: this.keep.value / 100, report: 'tokens'};
-    if (this.layer.value !== '') p.layer = Number(this.layer.value);
+    if (this.layer.value !== '' && !this.layer.disabled) p.layer = Number(this.layer.value);
     return p;
   }
 

@@ -144,9 +144,10 @@ struct iwp_prompt_request {
 IWP_API void iwp_prompt_request_for(struct iwp_prompt_request *r, const struct iwp_params *prune);
 
 /* Before any request: whether this model can do what a method asks, with the limits of r (its parts are not
- * looked at).  Returns the visual tokens of the largest picture, 0 without a tower. */
+ * looked at), of a large picture or of a small one.  Returns the visual tokens of the largest picture and in
+ * *least those of the smallest that can; 0 without a tower. */
 IWP_API int iwp_engine_try(iwp_engine *e, const struct iwp_prompt_request *r,
-                           const struct iwp_params *prune, iwp_err *err);
+                           const struct iwp_params *prune, int32_t *least, iwp_err *err);
 
 IWP_API int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
                               iwp_err *err);

@@ -238,6 +238,9 @@ IWP_API int iwp_params_needs(const struct iwp_params *p, int32_t stage, struct i
  * M-RoPE's three they are always kept. */
 IWP_API int iwp_params_renumbers(const struct iwp_params *p, int32_t n_pos);
 
+/* 1 when it cuts inside the decoder with these options, so that p->layer counts. */
+IWP_API int iwp_params_cuts_decoder(const struct iwp_params *p);
+
 /* "0.222" and "22.2%" -> 0.222; anything outside (0,1] is an error. */
 IWP_API int iwp_keep_parse(const char *text, double *keep, iwp_err *err);
 /* max(1, round-half-even(keep * n)). */

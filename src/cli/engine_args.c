@@ -163,15 +163,6 @@ static int take_positions(const char *list, char *rest, size_t cap, enum iwp_pos
     return 0;
 }
 
-/* Some methods cut elsewhere, with these options: found out on a prompt that no budget cuts. */
-static bool cuts_in_decoder(const struct iwp_params *p) {
-    struct iwp_params q = *p;
-    struct iwp_stage stage[IWP_STAGE_MAX];
-    const struct iwp_plan_shape shape = {.n_layer = p->layer + 1, .n_visual = 1};
-    q.budget = (struct iwp_budget){.keep = 1, .keep_separators = -1};
-    return iwp_plan(&q, &shape, stage, IWP_STAGE_MAX, NULL) < 1 || stage[0].site == IWP_SITE_LAYER;
-}
-
 int iwp_engine_prune(const struct iwp_prune_args *a, struct iwp_params *p, bool *use,
                      enum iwp_positions *positions, iwp_err *err) {
     *use = false;
@@ -187,7 +178,7 @@ int iwp_engine_prune(const struct iwp_prune_args *a, struct iwp_params *p, bool 
         int rc = iwp_params_parse(p, rest, err);
         if (rc < 0) return iwp_err_prefix(err, rc, "--prune-opt");
     }
-    IWP_REQUIRE(p->layer < 0 || cuts_in_decoder(p), err, IWP_EINVAL,
+    IWP_REQUIRE(p->layer < 0 || iwp_params_cuts_decoder(p), err, IWP_EINVAL,
                 "--prune-layer: method %s does not cut inside the decoder",
                 iwp_method_info(p->method)->name);
     *use = true;

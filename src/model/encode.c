@@ -276,28 +276,30 @@ static int shrink(const struct iwp_pre_params *p, struct iwp_item *it, iwp_err *
     struct iwp_pre_fit fit;
     IWP_TRY(
         iwp_pre_fit_tokens(p, it->width, it->height, it->n_frame, it->mode, it->target, &fit, err));
-    IWP_REQUIRE(
-        fit.n_token <= it->target, err, IWP_EINVAL,
-        "--keep: method resize reaches %d to %d visual tokens of %s with this model, not %d",
-        fit.n_token, it->plan.n_token, it->label, it->target);
+    IWP_REQUIRE(fit.n_token <= it->target, err, IWP_EINVAL,
+                "%s: method resize reaches %d to %d visual tokens of %s with this model, not %d",
+                it->counted ? "--keep-tokens" : "--keep", fit.n_token, it->plan.n_token, it->label,
+                it->target);
     it->small_w = fit.w;
     it->small_h = fit.h;
     it->mode = fit.mode;
     return iwp_pre_plan_make(p, fit.w, fit.h, it->n_frame, fit.mode, &it->plan, err);
 }
 
-int iwp_encoder_try(struct iwp_encoder *e, const struct iwp_prompt_request *r, iwp_err *err) {
-    struct iwp_item it = {
-        .mode = IWP_PRE_SINGLE, .label = "a picture", .width = 4096, .height = 4096, .n_frame = 1};
+int iwp_encoder_try(struct iwp_encoder *e, const struct iwp_prompt_request *r, int32_t side,
+                    struct iwp_item *it, iwp_err *err) {
+    *it = (struct iwp_item){
+        .mode = IWP_PRE_SINGLE, .label = "a picture", .width = side, .height = side, .n_frame = 1};
     struct iwp_pre_params p;
-    IWP_TRY(iwp_item_plan(e, &it, r, err));
-    const int32_t n = it.plan.n_token;
-    it.target = r->resize_tokens > 0 ? r->resize_tokens
-                : r->resize_keep > 0 ? iwp_keep_count(r->resize_keep, n)
-                                     : 0;
-    if (it.target == 0 || it.target >= n) return n;
-    IWP_TRY(limits(e, &it, r, &p, err));
-    IWP_TRY(shrink(&p, &it, err));
+    IWP_TRY(iwp_item_plan(e, it, r, err));
+    const int32_t n = it->plan.n_token;
+    it->target = r->resize_tokens > 0 ? r->resize_tokens
+                 : r->resize_keep > 0 ? iwp_keep_count(r->resize_keep, n)
+                                      : 0;
+    it->counted = r->resize_tokens > 0;
+    if (it->target == 0 || it->target >= n) return n;
+    IWP_TRY(limits(e, it, r, &p, err));
+    IWP_TRY(shrink(&p, it, err));
     return n;
 }
 

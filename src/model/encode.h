@@ -33,6 +33,7 @@ struct iwp_item {
     struct iwp_pre_plan plan;
     int64_t max_pixels;
     int32_t target; /* resize control: at most this many tokens; 0: off */
+    bool counted;   /* a count was asked for, not a share */
     int32_t *keep;  /* [tiles or frames] rows a method leaves of each inside the tower; NULL: all */
     int32_t n_keep;
     int32_t small_w, small_h; /* the size the resize control takes; 0: as it is */
@@ -52,9 +53,10 @@ int iwp_item_read(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
 /* Decodes (once) a picture and plans with the limits of the request. */
 int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                   iwp_err *err);
-/* Visual tokens of a picture larger than any that is usual; an error when the request's limits or its
- * `resize` cannot be had from even that. */
-int iwp_encoder_try(struct iwp_encoder *e, const struct iwp_prompt_request *r, iwp_err *err);
+/* Plans a picture of side x side pixels that is not there, and returns its visual tokens; an error when the
+ * request's limits or its `resize` cannot be had from it. */
+int iwp_encoder_try(struct iwp_encoder *e, const struct iwp_prompt_request *r, int32_t side,
+                    struct iwp_item *it, iwp_err *err);
 /* Fills it->out and it->plan, from the cache when it can. */
 int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
                     iwp_err *err);

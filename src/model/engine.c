@@ -186,21 +186,45 @@ int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_pro
     return 0;
 }
 
-int iwp_engine_try(iwp_engine *e, const struct iwp_prompt_request *r,
-                   const struct iwp_params *prune, iwp_err *err) {
-    struct iwp_prompt_request one = *r;
+/* Its visual tokens, or why the budget cannot be had from a picture of this size. */
+static int try_picture(iwp_engine *e, const struct iwp_prompt_request *r,
+                       const struct iwp_params *prune, int32_t side, iwp_err *err) {
     struct iwp_stage stage[IWP_STAGE_MAX];
+    int32_t n_tile;
+    const int n = iwp_prompt_try(e->prompter, r, side, &n_tile, err);
+    if (n < 0 || !prune) return n;
+    const struct iwp_budget *b = &prune->budget;
+    IWP_TRY(iwp_tower_check_options(e->prompter->tower, prune, err));
+    if (r->in_tower || iwp_method_info(prune->method)->site == IWP_SITE_MEDIA) return n;
+    /* Several pictures have more tokens. */
+    const struct iwp_plan_shape shape = {.n_layer = e->d.n_layer,
+                                         .n_visual = b->n_keep > n ? b->n_keep : n};
+    const int k = iwp_plan(prune, &shape, stage, IWP_STAGE_MAX, err);
+    IWP_TRY(k);
+    /* A schedule raises its counts itself. */
+    const bool plain = k == 1 && b->rule != IWP_RULE_LAYER_AVERAGE && b->rule != IWP_RULE_MATCHED;
+    IWP_REQUIRE(!plain || b->scope != IWP_SCOPE_TILE || !b->n_keep || b->n_keep >= n_tile, err,
+                IWP_EINVAL,
+                "--keep-tokens %d: each tile keeps at least 1 with --budget-scope tile, and a "
+                "picture has %d",
+                b->n_keep, n_tile);
+    return n;
+}
+
+int iwp_engine_try(iwp_engine *e, const struct iwp_prompt_request *r,
+                   const struct iwp_params *prune, int32_t *least, iwp_err *err) {
+    enum { SMALL = 32, LARGE = 4096 };
+    struct iwp_prompt_request one = *r;
+    iwp_err other;
+    *least = 0;
     if (!e->prompter || !e->prompter->encoder) return 0;
     iwp_prompt_request_for(&one, prune);
-    const int n = iwp_encoder_try(e->prompter->encoder, &one, err);
-    if (n < 0 || !prune) return n;
-    IWP_TRY(iwp_tower_check_options(e->prompter->tower, prune, err));
-    if (one.in_tower || iwp_method_info(prune->method)->site == IWP_SITE_MEDIA) return n;
-    /* Several pictures have more tokens. */
-    const int32_t count = prune->budget.n_keep > n ? prune->budget.n_keep : n;
-    const struct iwp_plan_shape shape = {.n_layer = e->d.n_layer, .n_visual = count};
-    IWP_TRY(iwp_plan(prune, &shape, stage, IWP_STAGE_MAX, err));
-    return n;
+    const int large = try_picture(e, &one, prune, LARGE, err);
+    /* A count that is too small for both is told of the picture that has fewer tiles. */
+    const int small = try_picture(e, &one, prune, SMALL,
+                                  large < 0 && prune && prune->budget.n_keep ? err : &other);
+    *least = small > 0 ? small : large;
+    return large < 0 && small > 0 ? small : large;
 }
 
 int iwp_engine_prepare(iwp_engine *e, const struct iwp_prompt_request *r, iwp_pictures **out,

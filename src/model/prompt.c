@@ -242,6 +242,7 @@ static int set_targets(struct work *w, iwp_err *err) {
         int64_t target = r->resize_tokens > 0 ? (int64_t)r->resize_tokens * n / total
                                               : iwp_keep_count(r->resize_keep, (int32_t)n);
         it->target = target < 1 ? 1 : (int32_t)(target < n ? target : 0);
+        it->counted = r->resize_tokens > 0;
     }
     return 0;
 }
@@ -326,9 +327,9 @@ static int check_tiles(const struct iwp_params *p, const struct tile *tile, int3
     if (!m) m = iwp_keep_count(p->budget.keep, (int32_t)total);
     const bool each = p->budget.scope != IWP_SCOPE_GLOBAL && p->budget.n_keep == 0;
     IWP_REQUIRE(each || m >= least, err, IWP_EINVAL,
-                "--keep: method %s reaches %d to %lld of %lld tokens, not %lld",
-                iwp_method_info(p->method)->name, least, (long long)total, (long long)total,
-                (long long)m);
+                "%s: method %s reaches %d to %lld of %lld tokens, not %lld",
+                p->budget.n_keep ? "--keep-tokens" : "--keep", iwp_method_info(p->method)->name,
+                least, (long long)total, (long long)total, (long long)m);
     return 0;
 }
 
@@ -362,6 +363,26 @@ fail:
     free(after);
     free(tile);
     return rc;
+}
+
+int iwp_prompt_try(iwp_prompter *m, const struct iwp_prompt_request *r, int32_t side,
+                   int32_t *n_tile, iwp_err *err) {
+    struct iwp_item it;
+    struct work w = {.m = m, .r = r, .item = &it, .n_item = 1};
+    struct iwp_prompt p = {0};
+    const int n = iwp_encoder_try(m->encoder, r, side, &it, err);
+    IWP_TRY(n);
+    struct iwp_pre_row *row = malloc((size_t)it.plan.n_token * sizeof *row);
+    IWP_REQUIRE(row, err, IWP_ENOMEM, "out of memory");
+    iwp_pre_rows(&it.plan, row);
+    *n_tile = 0;
+    for (int32_t i = 0; i < it.plan.n_token; i++)
+        if (row[i].unit >= *n_tile) *n_tile = row[i].unit + 1;
+    free(row);
+    const int rc = r->tower.budget.n_keep < n ? set_merging(&w, &p, err) : 0;
+    iwp_prompt_free(&p);
+    iwp_item_free(&it);
+    return rc < 0 ? rc : n;
 }
 
 static int encode_media(struct work *w, struct iwp_prompt *p, iwp_err *err) {

@@ -102,5 +102,9 @@ int iwp_prompter_project(iwp_prompter *m, const float *x, int32_t n_row, float *
  * need a lock of the caller's. */
 int iwp_prompt_build(iwp_prompter *m, const struct iwp_prompt_request *r, struct iwp_prompt *out,
                      iwp_err *err);
+/* Visual tokens and tiles that a picture of side x side pixels would have; an error when the request's
+ * limits, its `resize` or its method inside the tower cannot be had from it. */
+int iwp_prompt_try(iwp_prompter *m, const struct iwp_prompt_request *r, int32_t side,
+                   int32_t *n_tile, iwp_err *err);
 
 #endif

@@ -87,6 +87,10 @@ int iwp_array_check_finite(const struct iwp_input *in, enum iwp_tensor t, enum i
 
 /* Budget in range for n prunable tokens; prunable tokens of a plan. */
 int iwp_budget_check(const struct iwp_budget *b, int32_t n, iwp_err *err);
+/* How the user gave it.  An engine may have made a count of a ratio, which is left beside it then. */
+static inline const char *iwp_budget_flag(const struct iwp_budget *b) {
+    return b->n_keep && b->keep >= 1 ? "--keep-tokens" : "--keep";
+}
 int32_t iwp_plan_pool(const struct iwp_params *p, const struct iwp_plan_shape *s);
 
 /* KV head that query head h reads. */

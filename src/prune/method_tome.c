@@ -76,8 +76,8 @@ static int check(const struct iwp_view *v, iwp_err *err) {
     if (o->keys == BY_VIT) IWP_TRY(iwp_encoder_check(v, o->cls, 1, 0, err));
     int32_t least = v->n_pool - v->n_pool / 2;
     IWP_REQUIRE(has_own_step(o) || v->n_keep >= least, err, IWP_EINVAL,
-                "--keep: one step of method tome keeps %d to %d of %d tokens, not %d", least,
-                v->n_pool, v->n_pool, v->n_keep);
+                "%s: one step of method tome keeps %d to %d of %d tokens, not %d",
+                iwp_budget_flag(&v->params->budget), least, v->n_pool, v->n_pool, v->n_keep);
     return 0;
 }
 
@@ -106,7 +106,8 @@ static int select_tome(struct iwp_view *v, struct iwp_arena *a, void *state, iwp
         int32_t r = has_own_step(o) ? o->r : n - v->unit_keep[u];
         IWP_REQUIRE(r <= n / 2, err, IWP_EINVAL,
                     "%s: one step of method tome keeps %d to %d of %d tokens, not %d",
-                    has_own_step(o) ? "--opt r" : "--keep", n - n / 2, n, n, n - r > 0 ? n - r : 0);
+                    has_own_step(o) ? "--opt r" : iwp_budget_flag(&v->params->budget), n - n / 2, n,
+                    n, n - r > 0 ? n - r : 0);
         for (int32_t i = 0; i < n; i++) { /* with a class row every token is one place further */
             v->chosen[first + i] = 1;
             v->scores[first + i] = -1;
@@ -212,8 +213,8 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
         return write_stages(out, after, steps, layer, from);
     }
     IWP_REQUIRE(o->r >= 0 || keep >= least, err, IWP_EINVAL,
-                "--keep: method tome reaches %d to %d of %d tokens in %d step%s, not %d", least, n,
-                n, steps, steps == 1 ? "" : "s", keep);
+                "%s: method tome reaches %d to %d of %d tokens in %d step%s, not %d",
+                iwp_budget_flag(&p->budget), least, n, n, steps, steps == 1 ? "" : "s", keep);
     spread(o->r >= 0 ? o : NULL, n, keep, steps, after);
     return write_stages(out, after, steps, layer, known ? from : -1);
 }

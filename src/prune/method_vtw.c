@@ -35,8 +35,8 @@ static int plan(const struct iwp_params *p, const struct iwp_plan_shape *s, stru
     else if (rule == IWP_RULE_MATCHED || rule == IWP_RULE_LAYER_AVERAGE) {
         k = floor(iwp_schedule_target(p, rule, l, n) * l + 0.5);
         IWP_REQUIRE(k >= 1, err, IWP_EINVAL,
-                    "--keep %g: averaged over layers, vtw in %d layers reaches %.4g to 1",
-                    p->budget.keep, l, 0.5 / l);
+                    "%s: averaged over layers, vtw in %d layers reaches a share of %.4g to 1",
+                    iwp_budget_flag(&p->budget), l, 0.5 / l);
     } else
         k = floor(15.0 / 32.0 * l + 0.5);
     out[0] = (struct iwp_stage){.site = IWP_SITE_LAYER, .at = k < l ? (int32_t)k : l - 1};

@@ -156,6 +156,15 @@ int iwp_keep_parse(const char *text, double *keep, iwp_err *err) {
     return 0;
 }
 
+/* Found out on a prompt that no budget cuts. */
+int iwp_params_cuts_decoder(const struct iwp_params *p) {
+    struct iwp_params q = *p;
+    struct iwp_stage stage[IWP_STAGE_MAX];
+    const struct iwp_plan_shape shape = {.n_layer = p->layer + 2, .n_visual = 1};
+    q.budget = (struct iwp_budget){.keep = 1, .keep_separators = -1};
+    return iwp_plan(&q, &shape, stage, IWP_STAGE_MAX, NULL) < 1 || stage[0].site == IWP_SITE_LAYER;
+}
+
 int iwp_params_renumbers(const struct iwp_params *p, int32_t n_pos) {
     if (n_pos > 1) return 0;
     if (p->method->renumbers_of) return p->method->renumbers_of(p);

@@ -116,6 +116,8 @@ void iwp_job_answer(struct iwp_job *j, int status, struct iwp_json_out *w) {
 
 void iwp_job_fail(struct iwp_job *j, int status, const char *message) {
     struct iwp_json_out w;
+    char text[800];
+    if (status == 400) message = iwp_request_fields(message, j->req.prune.asked, text, sizeof text);
     iwp_json_init(&w, false);
     iwp_reply_error(&w, status, message);
     if (!j->stream) {

@@ -17,7 +17,7 @@ enum iwp_report { IWP_REPORT_NONE, IWP_REPORT_SUMMARY, IWP_REPORT_TOKENS };
 
 /* What a request says about pruning, or the server's default. */
 struct iwp_request_prune {
-    bool on;
+    bool on, asked; /* asked: the request has the object */
     struct iwp_params params;
     enum iwp_positions positions;
     enum iwp_report report;
@@ -71,6 +71,10 @@ void iwp_request_free(struct iwp_request *r); /* a zeroed one is fine */
 /* The `prune` object alone; v NULL or JSON null: the default. */
 int iwp_request_parse_prune(struct iwp_request_prune *p, const cJSON *v,
                             const struct iwp_request_defaults *def, iwp_err *err);
+
+/* A message of the engine, in `out`: fields of a request instead of flags.  Those of pruning stay flags unless
+ * the request asked, for they are the server's own. */
+const char *iwp_request_fields(const char *message, bool asked, char *out, size_t cap);
 
 /* The file behind a file:// URL, for what should not be read whole; *path NULL: another kind of URL.  The
  * caller frees it. */

@@ -25,11 +25,12 @@ static int get_choice(const cJSON *v, const char *name, const char *const *names
 static int set_budget(struct iwp_params *p, const cJSON *keep, const cJSON *count, iwp_err *err) {
     IWP_REQUIRE(!keep || !count, err, IWP_EINVAL,
                 "prune.keep and prune.keep_tokens exclude each other");
-    if (count) {
+    if (count) { /* beside the default's ratio it would look like one */
         int64_t n;
         IWP_REQUIRE(iwp_json_get_int(count, 1, 1 << 30, &n), err, IWP_EINVAL,
                     "prune.keep_tokens must be a whole number of 1 or more");
         p->budget.n_keep = (int32_t)n;
+        p->budget.keep = 1;
     } else if (cJSON_IsString(keep)) {
         int rc = iwp_keep_parse(keep->valuestring, &p->budget.keep, err);
         if (rc < 0) return iwp_err_prefix(err, rc, "prune.keep");
@@ -113,7 +114,8 @@ int iwp_request_parse_prune(struct iwp_request_prune *p, const cJSON *v,
                             const struct iwp_request_defaults *def, iwp_err *err) {
     *p = def->prune;
     p->report = IWP_REPORT_SUMMARY;
-    if (!v || cJSON_IsNull(v)) return 0;
+    p->asked = v && !cJSON_IsNull(v);
+    if (!p->asked) return 0;
     if (cJSON_IsFalse(v)) {
         p->on = false;
         return 0;
@@ -157,5 +159,37 @@ int iwp_request_parse_prune(struct iwp_request_prune *p, const cJSON *v,
     const cJSON *opts = get(v, "opts");
     IWP_REQUIRE(!opts || cJSON_IsObject(opts), err, IWP_EINVAL, "prune.opts must be an object");
     if (opts) cJSON_ArrayForEach(x, opts) IWP_TRY(set_option(p, x, err));
+    IWP_REQUIRE(!get(v, "layer") || iwp_params_cuts_decoder(&p->params), err, IWP_EINVAL,
+                "prune.layer: method %s does not cut inside the decoder",
+                iwp_method_info(p->params.method)->name);
     return 0;
+}
+
+const char *iwp_request_fields(const char *message, bool asked, char *out, size_t cap) {
+    static const struct {
+        const char *flag, *field;
+    } names[] = {{"--keep-tokens", "prune.keep_tokens"},
+                 {"--keep-separators", "prune.keep_separators"},
+                 {"--keep", "prune.keep"},
+                 {"--prune-layer", "prune.layer"},
+                 {"--prune-opt", "prune.opts"},
+                 {"--opt", "prune.opts"},
+                 {"--budget-rule", "prune.budget_rule"},
+                 {"--budget-scope", "prune.budget_scope"},
+                 {"--frames", "media_io_kwargs.video.num_frames"},
+                 {"--video", "video_url"}};
+    enum { N = sizeof names / sizeof *names };
+    size_t n = 0;
+    for (const char *p = message; *p && n + 1 < cap;) {
+        int k = 0;
+        while (k < N && strncmp(p, names[k].flag, strlen(names[k].flag)) != 0) k++;
+        if (k == N || (!asked && strncmp(names[k].field, "prune.", 6) == 0)) {
+            out[n++] = *p++;
+            continue;
+        }
+        n += (size_t)snprintf(out + n, cap - n, "%s", names[k].field);
+        p += strlen(names[k].flag);
+    }
+    out[n < cap ? n : cap - 1] = 0;
+    return out;
 }

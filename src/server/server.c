@@ -32,14 +32,36 @@ static char *model_name(const struct iwp_server_params *p) {
     return strdup(name);
 }
 
+/* A context that holds no message at all. */
+static int try_chat(struct iwp_server *s, int32_t ctx, iwp_err *err) {
+    const struct iwp_part part = {.kind = IWP_PART_TEXT, .text = "?"};
+    const struct iwp_message message = {"user", &part, 1};
+    const struct iwp_prompt_request r = {.message = &message, .n_message = 1};
+    iwp_prompt *p;
+    if (ctx == 0 || iwp_engine_prompt(s->e, &r, &p, NULL) < 0) return 0;
+    const int32_t n = iwp_prompt_info(p).n_token;
+    iwp_engine_prompt_free(p);
+    IWP_REQUIRE(n < ctx, err, IWP_EINVAL, "--ctx-size %d: the shortest message has %d tokens", ctx,
+                n);
+    return 0;
+}
+
 /* A default that no request could follow is told now, not to each of them. */
 static int try_defaults(struct iwp_server *s, iwp_err *err) {
     const struct iwp_prompt_request r = {.image_min_tokens = s->p.min_tokens,
                                          .image_max_tokens = s->p.max_tokens,
                                          .image_tiles = s->p.tiles};
     const struct iwp_request_prune *prune = &s->p.def.prune;
-    const int n = iwp_engine_try(s->e, &r, prune->on ? &prune->params : NULL, err);
+    const int32_t ctx = s->p.session.n_ctx;
+    int32_t least;
+    const int n = iwp_engine_try(s->e, &r, prune->on ? &prune->params : NULL, &least, err);
     IWP_TRY(n);
+    IWP_TRY(try_chat(s, ctx, err));
+    if (ctx > 0 && least >= ctx)
+        iwp_log(IWP_LOG_WARN,
+                "--ctx-size %d: a picture has %d visual tokens here at least; requests with one "
+                "are refused",
+                ctx, least);
     if (prune->on && n > 0 && prune->params.budget.n_keep > n)
         iwp_log(IWP_LOG_WARN,
                 "--keep-tokens %d: a picture has %d visual tokens here at most; requests with "

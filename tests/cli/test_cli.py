@@ -275,6 +275,7 @@ def test_bad_flags():
     refused([*ok, "--keep", ".2", "--keep-tokens", "3"], 2, "--keep")
     refused([*ok, "--keep", ".2", "--image-pruning-rate", "0.8"], 2, "--keep and --image-pruning-rate exclude each other")
     refused(["select", changed("keys", vit_k=("F32", [N, 2, 4], normal(8 * N))), "--method", "tome", "--keep", ".2"], 2, "--keep: one step of method tome")
+    refused(["select", changed("keys", vit_k=("F32", [N, 2, 4], normal(8 * N))), "--method", "tome", "--keep-tokens", "2"], 2, "--keep-tokens: one step of method tome")
     for flags in (["--image", "x.png"], ["--grid", "6x6"]):
         p = run(*ok, "--keep", ".2", *flags)
         check(p.returncode == 0 and f"{flags[0]} has no effect without --overlay" in p.stderr, f"{flags}: {p.stderr}")

@@ -130,10 +130,18 @@ with folder() as tmp:
     good = {"method": "iwp", "keep": 0.5}
     for name, bad in {"method": {"method": "nope"}, "keep": {**good, "keep": 7}, "zero": {**good, "keep": 0}, "text": {**good, "keep": "x"},
                       "layer": {**good, "layer": 999}, "negative layer": {**good, "layer": -1}, "both": {**good, "keep_tokens": 4},
+                      "layer elsewhere": {"method": "divprune", "keep": 0.5, "layer": 2}, "layer of a tower": {"method": "tome", "keep": 0.5, "layer": 2},
                       "opt": {**good, "opts": {"nope": 1}}, "opt value": {**good, "opts": {"lambda": "x"}}, "report": {**good, "report": "all"},
                       "field": {**good, "keeep": 1}, "array": [1]}.items():
         status, b = s.chat(ask, prune=bad)
         check(f"bad prune {name}", status == 400 and "prune" in b["error"]["message"] and b["error"]["type"] == "invalid_request_error", b)
+
+    for bad, field in (({"method": "tome", "keep_tokens": 1}, "prune.keep_tokens: "), ({"method": "tome", "keep": 0.0001}, "prune.keep: "),
+                       ({"method": "resize", "keep": 0.0001}, "prune.keep: "), ({"method": "resize", "keep_tokens": 1}, "prune.keep_tokens: "),
+                       ({**good, "budget_rule": "layer-average", "keep": 0.0001}, "prune.keep "), ({"method": "iwp", "keep_tokens": 100000}, "prune.keep_tokens 100000: "),
+                       ({"method": "divprune", "keep": 0.5, "budget_rule": "layer-average"}, "prune.budget_rule: ")):
+        status, b = s.chat(ask, prune=bad)  # what the engine finds out is told in the request's words too
+        check(f"field of {bad}", status == 400 and b["error"]["message"].startswith(field) and "--" not in b["error"]["message"], b)
 
     # ---- files
     status, b = s.chat([{"type": "image_url", "image_url": {"url": "file://a%20b.png"}}, text("What is this?")])

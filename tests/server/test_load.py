@@ -101,6 +101,8 @@ with folder() as tmp:
                         (["--allowed-media-domains", "example.org"], "--allow-remote-images"), (["--media-path", keyfile], "--media-path"),
                         (["--prune", "iwp", "--keep", "0.5", "--prune-layer", "30"], "--prune-layer 30"), (["--prune", "divprune", "--keep", "0.5", "--prune-layer", "1"], "--prune-layer"),
                         (["--prune", "resize", "--keep", "0.0001"], "resize reaches"), (["--prune", "scope", "--keep", "0.5", "--opt", "cls=1"], "--prune-opt cls=1"),
+                        (["--prune", "tome", "--keep-tokens", "1"], "--keep-tokens: method tome reaches"), (["--prune", "tome", "--keep", "0.0001"], "--keep: method tome reaches"),
+                        (["--prune", "iwp", "--keep-tokens", "1", "--budget-scope", "tile"], "--keep-tokens 1: each tile"), (["-c", "10"], "--ctx-size 10: the shortest message"),
                         (["--image-max-tokens", "1"], "--image-max-tokens")):
         r = subprocess.run([iwp, "serve", "-m", model, "-mm", mmproj, "--chat-template", "llava-onevision", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
         check(f"flags {flags}", r.returncode in (1, 2) and word in r.stderr and r.stderr.count("\n") <= 2, r.stderr)
@@ -108,6 +110,9 @@ with folder() as tmp:
     s = Server(model, mmproj, "--prune", "iwp", "--keep-tokens", "100000")
     code, log = s.stop()
     check("a count beyond any picture is warned of", code == 0 and "--keep-tokens 100000: a picture has" in log, log)
+    s = Server(model, mmproj, "-c", "30", "--prune", "tome", "--keep-tokens", "4")  # of a small picture
+    code, log = s.stop()
+    check("a context below any picture is warned of", code == 0 and "--ctx-size 30: a picture has" in log, log)
     for flags, warned in (([], True), (["--api-key", "a"], False), (["--host", "127.0.0.2"], False)):  # told before the model is looked for
         r = subprocess.run([iwp, "serve", "-m", tmp + "/none", "--port", "0", "--host", "0.0.0.0", *flags], capture_output=True, text=True, timeout=60)
         check(f"other machines {flags}", ("other machines may ask without a key" in r.stderr) == warned and r.returncode == 1, r.stderr)
