@@ -52,6 +52,14 @@ static void hang_up(struct iwp_conn *c) {
     c->head = false;
 }
 
+bool iwp_conns_fresh(struct iwp_server *s) {
+    bool yes = false;
+    pthread_mutex_lock(&s->lock_conns);
+    for (const struct iwp_conn *c = s->conns; c && !yes; c = c->next) yes = c->head && c->fresh;
+    pthread_mutex_unlock(&s->lock_conns);
+    return yes;
+}
+
 /* One more first head from this address: its oldest goes when there are too many. */
 static void limit_address(struct iwp_server *s, const struct iwp_conn *fresh) {
     struct iwp_conn *oldest = NULL;

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -587,16 +588,27 @@ int iwp_http_start(struct iwp_server *s, iwp_err *err) {
     return 0;
 }
 
-/* All jobs are done; what is left is bytes on their way. */
-void iwp_http_stop(struct iwp_server *s) {
+/* Until answers are out (3 s at most) and connections that were taken have asked (1 s). */
+static void settle(struct iwp_server *s) {
     for (int i = 0; i < 300; i++) {
         pthread_mutex_lock(&s->lock);
         const int32_t n = s->n_exchange;
         pthread_mutex_unlock(&s->lock);
-        if (n == 0) break;
+        if (n == 0 && (i >= 100 || !iwp_conns_fresh(s))) break;
         iwp_server_sleep(10);
     }
-    if (s->daemon) MHD_stop_daemon(s->daemon);
+}
+
+/* All jobs are done; what is left is bytes on their way. */
+void iwp_http_stop(struct iwp_server *s) {
+    if (s->daemon) {
+        settle(s);
+        const MHD_socket fd =
+            MHD_quiesce_daemon(s->daemon); /* later ones are refused, not hung up on */
+        if (fd != MHD_INVALID_SOCKET) close(fd);
+        settle(s);
+        MHD_stop_daemon(s->daemon);
+    }
     s->daemon = NULL;
     iwp_conns_stop(s);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -18,6 +19,21 @@ static sem_t signalled;
 static void on_signal(int sig) {
     (void)sig;
     sem_post(&signalled);
+}
+
+/* Nothing is begun yet, so there is nothing to end: not an interruption, for others end a server like this. */
+static void on_early_signal(int sig) {
+    (void)sig;
+    _exit(0);
+}
+
+static void handle_signals(void (*handler)(int sig)) {
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = handler;
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
 }
 
 static bool aborted(void *ctx) { return atomic_load(&((struct iwp_server *)ctx)->abort); }
@@ -173,12 +189,7 @@ static int run(struct iwp_server *s, iwp_err *err) {
     IWP_REQUIRE(s->name, err, IWP_ENOMEM, "out of memory");
     IWP_TRY(iwp_http_start(s, err)); /* before loading: health says 503 until the model is there */
     IWP_TRY(load(s, err));
-    struct sigaction sa;
-    memset(&sa, 0, sizeof sa);
-    sa.sa_handler = on_signal;
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGINT, &sa, NULL);
-    sigaction(SIGTERM, &sa, NULL);
+    handle_signals(on_signal);
     IWP_TRY(start_threads(s, err));
     set_state(s, IWP_SERVER_READY);
     serve(s);
@@ -196,6 +207,7 @@ int iwp_server_run(const struct iwp_server_params *p, iwp_err *err) {
     pthread_cond_init(&s->wake_prepare, NULL);
     sem_init(&signalled, 0, 0);
     signal(SIGPIPE, SIG_IGN);
+    handle_signals(on_early_signal);
     int rc = run(s, err);
     iwp_http_stop(s);
     for (int32_t i = 0; i < s->p.n_parallel; i++) iwp_session_free(s->session[i]);

@@ -139,6 +139,7 @@ int iwp_conns_start(struct iwp_server *s, iwp_err *err);
 void iwp_conns_stop(struct iwp_server *s); /* when no connection is left */
 struct iwp_conn *iwp_conn_add(struct iwp_server *s, int fd, const struct sockaddr *address);
 void iwp_conn_remove(struct iwp_server *s, struct iwp_conn *c); /* before the socket is closed */
+bool iwp_conns_fresh(struct iwp_server *s); /* one has not asked for anything yet */
 /* A request's head is there (false), or another may follow (true).  NULL is fine in both. */
 void iwp_conn_await_head(struct iwp_server *s, struct iwp_conn *c, bool await);
 /* Status 408 past the library, which can answer whole requests only; the connection ends then. */

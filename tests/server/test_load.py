@@ -213,6 +213,31 @@ with folder() as tmp:
     check("hurried", b" 503 " in a and b"shutting down" in a, a)
     check("exit", s.process.wait(60) == 0, "".join(s.log)[-600:])
 
+    # ---- a connection that was taken is answered, however idle the server is
+    s = Server(model, mmproj)
+    c = s.socket()
+    c.sendall(b"GET /health HTTP/1.1\r\n")
+    time.sleep(0.3)
+    s.process.send_signal(signal.SIGTERM)
+    check("it ends", wait(lambda: any("shutting down" in x for x in s.log)))
+    time.sleep(0.1)
+    c.sendall(b"Host: 127.0.0.1\r\n\r\n")
+    try:
+        a = c.recv(2000)
+    except ConnectionError as e:
+        a = str(e).encode()
+    check("answered at the end", b" 503 " in a, a)
+    c.close()
+    check("exit", s.process.wait(60) == 0, "".join(s.log)[-600:])
+
+    # ---- the end while the model is loaded
+    for _ in range(5):
+        p = subprocess.Popen([iwp, "serve", "-m", model, "-mm", mmproj, "--chat-template", "llava-onevision", "--port", "0"], stderr=subprocess.PIPE, text=True)
+        p.stderr.readline()  # listening
+        p.send_signal(signal.SIGTERM)
+        said = p.communicate(timeout=60)[1]
+        check("exit while loading", p.returncode == 0, (p.returncode, said))
+
     # ---- no time to finish
     s = Server(model, mmproj, "--shutdown-timeout", "0", "-c", "200000")
     c = raw(s, long)
