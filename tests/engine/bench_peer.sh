@@ -5,16 +5,22 @@ set -eu
 [ -x "$2/bin/llama-bench" ] || { echo "no llama-bench: left out (scripts/build-llama --peers)" && exit 77; }
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-out=$("$(dirname "$0")/../../scripts/bench-peer" prefill --build "$1" --shape qwen2-0.5b --layers 1 --type q8_0 -p 32 -r 2 -t 1 \
+out=$(IWP_CPU=c "$(dirname "$0")/../../scripts/bench-peer" prefill --build "$1" --shape qwen2-0.5b --layers 1 --type q8_0 -p 32 -r 2 -t 1 \
       --json "$tmp/all.json")
 echo "$out"
 [ "$(grep -c '^| prefill' <<<"$out")" = 1 ]
+grep -q ', iwp as c, 1 threads' <<<"$out"
 grep -qE '^\| prefill \| qwen2-0.5b q8_0, 1 layers, 32 rows \(-fa [01]\) \| t/s \| [0-9.]+ \| [0-9.]+ \| [0-9]+\.[0-9]{2} \|' <<<"$out"
 peer=$(dirname "$0")/../../scripts/bench-peer
-for bad in "-r 0" "--layers 0" "--size foo" "-p 0" "--json $tmp/gone/x.json"; do # told before anything is measured
+for bad in "-r 0" "--layers 0" "--size foo" "-p 0" "--tower bogus" "--json $tmp/gone/x.json"; do # told before anything is measured
     rc=0 && "$peer" prefill --build "$1" $bad >/dev/null 2>"$tmp/err" || rc=$?
     if [ $rc != 2 ] || grep -q Traceback "$tmp/err"; then
         echo "bench-peer $bad: exit $rc" && cat "$tmp/err" && exit 1
     fi
 done
+IWP_BUILD=$1 "$(dirname "$0")/../../scripts/make-random-gguf" qwen2-3b f16 "$tmp/big.gguf" 2>/dev/null &
+until ls "$tmp"/big.gguf.*.part >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
+kill $! # as Ctrl-C: what was begun goes
+rc=0 && wait $! || rc=$?
+if [ $rc != 130 ] || ls "$tmp"/big.gguf* 2>/dev/null; then echo "make-random-gguf: exit $rc" && exit 1; fi
 python3 -c 'import json, sys; r = json.load(open(sys.argv[1]))["rows"][0]; assert len(r["iwp_all"]) == len(r["llama_cpp_all"]) == 2' "$tmp/all.json"

@@ -7,11 +7,14 @@
  * are drawn directly, not quantised, so that a 7B file takes seconds.  The scale keeps activations finite.
  * The vocabulary is copied from a GGUF of the Qwen family; marks for media get their ids. */
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/err.h"
+#include "base/file.h"
 #include "base/half.h"
 #include "convert/convert.h"
 #include "convert/quant.h"
@@ -391,8 +394,17 @@ static int run(char **argv, int layers, iwp_err *err) {
     return rc;
 }
 
+/* Gigabytes under a temporary name must not stay behind. */
+static void on_signal(int sig) {
+    (void)sig;
+    iwp_output_abort_all();
+    _exit(130);
+}
+
 int main(int argc, char **argv) {
     iwp_err err = {0};
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
     const int layers = argc > 5 ? atoi(argv[5]) : 0;
     if (argc < 5 || layers < 0 || layers > 128) {
         fprintf(stderr, "usage: random_gguf VOCAB.gguf SHAPE TYPE OUT.gguf [LAYERS]\n");
