@@ -24,7 +24,7 @@ struct iwp_attend {
 
 struct lane {
     struct iwp_attn op;
-    int32_t first_unit, chunks;
+    int32_t first, chunks; /* piece; chunk after chunk, in each all KV heads */
 };
 
 /* What a node knows.  `left` counts the pieces of each lane and KV head that are not done: who does the last
@@ -33,6 +33,7 @@ struct iwp_attend_node {
     struct iwp_attend *a;
     struct iwp_deal deal;
     int32_t queries; /* per unit; 0: single rows */
+    int32_t pieces;  /* per unit of single rows */
     int32_t n_lane;
     atomic_int *left;   /* [n_lane][G] */
     struct lane lane[]; /* [n_lane] */
@@ -141,20 +142,20 @@ static void run_many(struct iwp_attend_node *n, struct ggml_tensor *y, int ith, 
 static void run_single(struct iwp_attend_node *n, struct ggml_tensor *y, int ith, int nth) {
     const int32_t G = n->a->shape.n_head_kv;
     const size_t size = iwp_attn_part_size(&n->a->shape);
-    for (int32_t u; (u = iwp_deal_take(&n->deal, nth)) >= 0;) {
-        int32_t i = n->n_lane - 1;
-        while (u < n->lane[i].first_unit) i--;
-        const struct lane *lane = &n->lane[i];
-        const int32_t g = (u - lane->first_unit) / lane->chunks,
-                      chunk = (u - lane->first_unit) % lane->chunks;
-        const struct iwp_attn op = op_at(&lane->op, y->src[0], y, i);
-        float *part = n->a->part + (size_t)(lane->first_unit + g * lane->chunks) * size;
-        atomic_int *left = &n->left[i * G + g];
-        n->a->path->one(&op, g, chunk, part + (size_t)chunk * size, n->a->memory[ith]);
-        if (atomic_fetch_sub(left, 1) > 1) continue;
-        iwp_attn_join(&op, g, part);
-        atomic_store(left, lane->chunks);
-    }
+    for (int32_t u; (u = iwp_deal_take(&n->deal, nth)) >= 0;)
+        for (int32_t piece = u * n->pieces; piece < (u + 1) * n->pieces; piece++) {
+            int32_t i = n->n_lane - 1;
+            while (piece < n->lane[i].first) i--;
+            const struct lane *lane = &n->lane[i];
+            const int32_t g = (piece - lane->first) % G, chunk = (piece - lane->first) / G;
+            const struct iwp_attn op = op_at(&lane->op, y->src[0], y, i);
+            float *part = n->a->part + (size_t)(lane->first + g * lane->chunks) * size;
+            atomic_int *left = &n->left[i * G + g];
+            n->a->path->one(&op, g, chunk, part + (size_t)chunk * size, n->a->memory[ith]);
+            if (atomic_fetch_sub(left, 1) > 1) continue;
+            iwp_attn_join(&op, g, part);
+            atomic_store(left, lane->chunks);
+        }
 }
 
 static void run(struct ggml_tensor *y, int ith, int nth, void *user) {
@@ -190,15 +191,18 @@ void iwp_attend_bind(struct iwp_attend_node *n, const struct iwp_kv_layer *const
                      const int32_t *n_kv) {
     struct iwp_attend *a = n->a;
     const int32_t G = a->shape.n_head_kv;
-    n->deal.n_unit = 0;
+    int32_t pieces = 0;
     for (int32_t i = 0; i < n->n_lane; i++) {
         const int32_t chunks = iwp_attn_chunks(n_kv[i]);
-        n->lane[i] = (struct lane){op_of(a, kv[i], 1, n_kv[i]), n->deal.n_unit, chunks};
-        n->deal.n_unit += G * chunks;
+        n->lane[i] = (struct lane){op_of(a, kv[i], 1, n_kv[i]), pieces, chunks};
+        pieces += G * chunks;
         for (int32_t g = 0; g < G; g++) atomic_store(&n->left[i * G + g], chunks);
     }
-    reserve(a, iwp_attn_scratch(&a->shape, 0),
-            (size_t)n->deal.n_unit * iwp_attn_part_size(&a->shape));
+    /* Heads share rows of the cache, which are read most evenly by one thread for all of them, as long as
+     * there is enough to go round. */
+    n->pieces = pieces / G >= 4 * a->n_thread ? G : 1;
+    n->deal.n_unit = pieces / n->pieces;
+    reserve(a, iwp_attn_scratch(&a->shape, 0), (size_t)pieces * iwp_attn_part_size(&a->shape));
 }
 
 struct ggml_tensor *iwp_attend_build_lanes(struct iwp_attend *a, struct ggml_context *ctx,
