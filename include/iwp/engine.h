@@ -60,6 +60,7 @@ struct iwp_engine_params {
     size_t cache_bytes;        /* of encoded pictures; 0: 512 MB */
     bool no_text;              /* weights only: no vocabulary, no tower (timings) */
     bool plain_weights;        /* no repacked weight layouts, for comparisons */
+    bool map_embeddings; /* they stay in the model's file, which must not change: for short runs */
 };
 IWP_API struct iwp_engine_params iwp_engine_default_params(void);
 

@@ -207,6 +207,7 @@ static int open_all(struct iwp_run_job *j, iwp_err *err) {
     const double t0 = iwp_clock_ms();
     struct iwp_engine_params ep;
     IWP_TRY(iwp_model_args_engine(&j->model, &ep, err));
+    ep.map_embeddings = j->args.prompt != NULL; /* a chat may outlive the file */
     IWP_TRY(iwp_engine_open(&j->e, &ep, err));
     iwp_engine_set_cancel(j->e, interrupted, NULL);
     struct iwp_session_params sp = iwp_model_args_session(&j->model);

@@ -229,6 +229,7 @@ int iwp_backend_new(struct iwp_backend **out, const struct iwp_backend_params *p
         iwp_log(IWP_LOG_WARN, "-ngl %d: no GPU or RPC device here, all layers stay on the CPU",
                 p->n_gpu);
     b->plain_weights = p->plain_weights;
+    b->keep_map = p->keep_map;
     b->n_gpu = p->n_gpu < 0 ? 1 << 20 : p->n_gpu;
     IWP_TRY_GOTO(start_cpu(b, p, err));
     *out = b;

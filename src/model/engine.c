@@ -43,7 +43,8 @@ int iwp_engine_open(iwp_engine **out, const struct iwp_engine_params *p, iwp_err
     const struct iwp_backend_params bp = {.n_thread = p->n_thread,
                                           .n_gpu = p->n_gpu,
                                           .rpc = p->rpc,
-                                          .plain_weights = p->plain_weights};
+                                          .plain_weights = p->plain_weights,
+                                          .keep_map = p->map_embeddings};
     IWP_TRY_GOTO(iwp_backend_new(&e->b, &bp, err));
     rc = iwp_decoder_load(&e->d, e->b, model, err);
     if (rc < 0) {

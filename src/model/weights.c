@@ -22,6 +22,7 @@ struct item {
     struct iwp_packed *packed; /* or NULL */
     const struct item *twin;   /* the same tensor, mapped: this one is made from it; or NULL */
     bool mapped, with_twin;
+    void *copy; /* of what was mapped, or NULL */
 };
 
 /* Tensors that share memory: one device and one layout. */
@@ -66,7 +67,10 @@ void iwp_weights_free(struct iwp_weights *w) {
         if (w->group[i].buffer) ggml_backend_buffer_free(w->group[i].buffer);
         ggml_free(w->group[i].ctx);
     }
-    for (int32_t i = 0; i < w->n_item; i++) free(w->item[i].packed);
+    for (int32_t i = 0; i < w->n_item; i++) {
+        free(w->item[i].packed);
+        free(w->item[i].copy);
+    }
     for (int32_t i = 0; i < w->n_map; i++) iwp_map_close(&w->map[i]);
     free(w->map);
     free(w->item);
@@ -293,8 +297,8 @@ static bool is_plain(const struct iwp_weights *w, const struct item *it) {
            ggml_backend_buffer_get_type(it->t->buffer) == w->b->buft[iwp_backend_cpu(w->b)];
 }
 
-/* What is read a row here and a row there takes no memory of its own, which a virtual machine may have to
- * get from its host first: the file's pages are there already. */
+/* What is read a row here and a row there needs no memory of its own in a short run, which a virtual machine
+ * may have to get from its host first: the file's pages are there already. */
 static int place_mapped(struct iwp_weights *w, iwp_err *err) {
     for (int32_t i = 0; i < w->n_item; i++) {
         const struct item *it = &w->item[i];
@@ -401,6 +405,20 @@ static void large_first(struct iwp_weights *w, uint64_t total) {
     }
 }
 
+/* Who lives long must not depend on a file that others may shorten or write over. */
+static int leave_maps(struct iwp_weights *w, iwp_err *err) {
+    for (int32_t i = 0; i < w->n_item; i++) {
+        struct item *it = &w->item[i];
+        if (!it->mapped) continue;
+        it->copy = malloc((size_t)it->src->size);
+        IWP_REQUIRE(it->copy, err, IWP_ENOMEM, "out of memory for the weights");
+        memcpy(it->copy, it->t->data, (size_t)it->src->size);
+        it->t->data = it->copy;
+    }
+    for (int32_t i = 0; i < w->n_map; i++) iwp_map_close(&w->map[i]);
+    return 0;
+}
+
 /* Devices other than the CPU get their tensors one at a time. */
 static int32_t reader_count(const struct iwp_weights *w) {
     if (w->b->n_device > 1) return 1;
@@ -445,7 +463,7 @@ int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err) {
     free(l);
     iwp_log(IWP_LOG_DEBUG, "%s: %.1f MB read by %d threads in %.0f ms", what, (double)total / 1e6,
             n, iwp_clock_ms() - start);
-    return rc;
+    return rc < 0 || w->b->keep_map ? rc : leave_maps(w, err);
 }
 
 void iwp_weights_row(const struct ggml_tensor *t, int64_t row, float *out) {

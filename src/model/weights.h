@@ -2,8 +2,8 @@
  *
  * Declare every tensor the model needs (each is checked for presence and shape, errors name it), then
  * load: memory is taken per device and layout, bytes come by pread, not through a map, because the
- * repacked layouts convert whole tensors.  What is read row by row stays in a map of the file.  The
- * tensors live until iwp_weights_free; the GGUF reader is needed until iwp_weights_load returns. */
+ * repacked layouts convert whole tensors.  The tensors live until iwp_weights_free; the GGUF reader is
+ * needed until iwp_weights_load returns. */
 #ifndef IWP_MODEL_WEIGHTS_H
 #define IWP_MODEL_WEIGHTS_H
 
@@ -17,7 +17,9 @@ enum iwp_weight_use {
     IWP_WEIGHT_OPTIONAL = 2, /* absent: *out is NULL and no error */
     IWP_WEIGHT_F32 = 4,    /* converted to f32 while loading (small f16/bf16 tensors); plain only */
     IWP_WEIGHT_PACKED = 8, /* a matrix for iwp_pack_linear and its kin, see iwp_weights_set_pack */
-    IWP_WEIGHT_ROWS = 16,  /* only ever read by iwp_weights_row: no graph may have it */
+    /* Only ever read by iwp_weights_row: no graph may have it.  It comes through a map of the file and stays
+     * there if the backend's keep_map says so; else it is copied, and the file may change. */
+    IWP_WEIGHT_ROWS = 16,
 };
 
 struct iwp_weights;

@@ -88,7 +88,9 @@ TEST(layouts) {
     static const char *const names[] = {"f32", "f16", "q8_0", "q4_0"};
     struct iwp_backend *b;
     iwp_err err = {0};
-    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2}, &err), 0);
+    CHECK_INT(
+        iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2, .keep_map = true}, &err),
+        0);
     for (int i = 0; i < 4; i++) {
         float plain[ROWS * BATCH], fast[ROWS * BATCH];
         product(b, names[i], IWP_WEIGHT_PLAIN, plain);
@@ -100,6 +102,30 @@ TEST(layouts) {
         for (int k = 0; k < ROWS * BATCH; k++) CHECK_NEAR(plain[k], exact[k], bound);
     }
     iwp_backend_free(b);
+}
+
+/* Once loaded, rows are there whatever becomes of the file. */
+TEST(file_gone) {
+    struct iwp_backend *b;
+    struct iwp_gguf *g;
+    struct iwp_weights *w;
+    struct ggml_tensor *t;
+    iwp_err err = {0};
+    const int64_t any[2] = {-1, -1};
+    float before[COLS], after[COLS];
+    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 1}, &err), 0);
+    CHECK_INT(iwp_gguf_open(&g, path, &err), 0);
+    CHECK_INT(iwp_weights_new(&w, b, g, &err), 0);
+    CHECK_INT(iwp_weights_get(w, "q4_0", 2, any, IWP_WEIGHT_ROWS, 0, &t, &err), 0);
+    CHECK_MSG(iwp_weights_load(w, "load", &err) == 0, "%s", err.msg);
+    iwp_gguf_free(g);
+    iwp_weights_row(t, ROWS - 1, before);
+    CHECK_INT(truncate(path, 0), 0);
+    iwp_weights_row(t, ROWS - 1, after);
+    CHECK(memcmp(before, after, sizeof before) == 0);
+    iwp_weights_free(w);
+    iwp_backend_free(b);
+    write_file();
 }
 
 TEST(refused) {
@@ -249,6 +275,7 @@ TEST(outputs_take_turns) {
 int main(void) {
     write_file();
     test_layouts();
+    test_file_gone();
     test_refused();
     test_rpc_not_there();
     test_layer_devices();
