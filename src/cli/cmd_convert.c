@@ -1,10 +1,10 @@
 /* `iwp convert`: Hugging Face folders and GGUF files into GGUF files of a type. */
 #include <inttypes.h>
-#include <signal.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "cli/cmd.h"
 #include "convert/convert.h"
 
@@ -72,12 +72,7 @@ int iwp_cmd_convert(int argc, char **argv) {
         code = iwp_cli_usage("convert", &err);
         goto done;
     }
-    struct sigaction sa;
-    memset(&sa, 0, sizeof sa);
-    sa.sa_handler = on_interrupt;
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGINT, &sa, NULL);
-    sigaction(SIGTERM, &sa, NULL);
+    iwp_on_end(on_interrupt);
     struct iwp_convert_params p = {.in = in.at[0],
                                    .out = a.out,
                                    .mmproj = a.mmproj,

@@ -1,5 +1,4 @@
 /* `iwp run`: one question about pictures or a video, or a chat when no -p is given. */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,6 +7,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "cli/run.h"
 
 #define AT(field) offsetof(struct iwp_run_args, field)
@@ -246,11 +246,7 @@ int iwp_cmd_run(int argc, char **argv) {
         code = iwp_cli_usage("run", &err);
         goto done;
     }
-    struct sigaction sa;
-    memset(&sa, 0, sizeof sa);
-    sa.sa_handler = on_interrupt;
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGINT, &sa, NULL);
+    iwp_on_signal(SIGINT, on_interrupt);
     rc = check_outputs(&j.args, &err);
     if (rc >= 0) iwp_engine_prune_note(&j.prune_args);
     if (rc >= 0 && j.args.prompt && j.args.video.n == 0 && (j.args.frames > 0 || j.args.fps > 0))

@@ -2,7 +2,6 @@
  * lives in cmd_<name>.c. */
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "cli/cmd.h"
 #include "cli/version.h"
 #include "kern/attn.h"
@@ -121,12 +121,8 @@ static int dispatch(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     hold_closed_streams();
-    struct sigaction sa;
-    memset(&sa, 0, sizeof sa);
-    sa.sa_handler = on_signal;
-    sigemptyset(&sa.sa_mask);
     static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
-    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaction(caught[i], &sa, NULL);
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) iwp_on_signal(caught[i], on_signal);
 
     int rc = dispatch(argc, argv);
     if ((fflush(stdout) != 0 || ferror(stdout)) && rc == 0) {

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,6 +11,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "server/state.h"
 
 static sem_t signalled;
@@ -25,15 +25,6 @@ static void on_signal(int sig) {
 static void on_early_signal(int sig) {
     (void)sig;
     _exit(0);
-}
-
-static void handle_signals(void (*handler)(int sig)) {
-    struct sigaction sa;
-    memset(&sa, 0, sizeof sa);
-    sa.sa_handler = handler;
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGINT, &sa, NULL);
-    sigaction(SIGTERM, &sa, NULL);
 }
 
 static bool aborted(void *ctx) { return atomic_load(&((struct iwp_server *)ctx)->abort); }
@@ -189,7 +180,7 @@ static int run(struct iwp_server *s, iwp_err *err) {
     IWP_REQUIRE(s->name, err, IWP_ENOMEM, "out of memory");
     IWP_TRY(iwp_http_start(s, err)); /* before loading: health says 503 until the model is there */
     IWP_TRY(load(s, err));
-    handle_signals(on_signal);
+    iwp_on_end(on_signal);
     IWP_TRY(start_threads(s, err));
     set_state(s, IWP_SERVER_READY);
     serve(s);
@@ -207,7 +198,7 @@ int iwp_server_run(const struct iwp_server_params *p, iwp_err *err) {
     pthread_cond_init(&s->wake_prepare, NULL);
     sem_init(&signalled, 0, 0);
     signal(SIGPIPE, SIG_IGN);
-    handle_signals(on_early_signal);
+    iwp_on_end(on_early_signal);
     int rc = run(s, err);
     iwp_http_stop(s);
     for (int32_t i = 0; i < s->p.n_parallel; i++) iwp_session_free(s->session[i]);
