@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/json.h"
 #include "cli/bench_rows.h"
 #include "kern/cpu.h"
 #include "kern/peak.h"
@@ -233,6 +232,7 @@ static void print_row(struct bench *b, const char *type, int32_t n, int32_t keys
         iwp_json_put_f64(&b->json, "ggml", ggml);
         iwp_json_put_f64(&b->json, "limit", limit);
         iwp_json_close_object(&b->json);
+        iwp_bench_json_keep(&b->json);
         return;
     }
     printf("| %-4s | %5d | %6d | %-7s | %8.1f | %8.1f | %5.2f | %8.1f | %5.0f %% |\n", type, n,
@@ -338,6 +338,7 @@ static int run(struct bench *b, int32_t most, iwp_err *err) {
         iwp_json_put_string(&b->json, "path", iwp_attend_name(b->attend));
         iwp_json_put_int(&b->json, "threads", b->b->n_thread);
         iwp_json_open_array(&b->json, "rows");
+        iwp_bench_json_keep(&b->json);
     } else {
         printf("%s, %d threads, %d query heads, %d KV heads of %d\n\n", iwp_attend_name(b->attend),
                b->b->n_thread, a->heads, a->kv_heads, a->d);
@@ -355,10 +356,7 @@ static int run(struct bench *b, int32_t most, iwp_err *err) {
                 IWP_TRY(keys_of(b->keys.at[i], a->rows, &keys, err));
                 IWP_TRY(one_case(b, type, one ? 1 : a->rows, keys, err));
             }
-    if (a->output != 1) return 0;
-    iwp_json_close_array(&b->json);
-    iwp_json_close_object(&b->json);
-    return iwp_json_write(&b->json, stdout, err);
+    return a->output == 1 ? iwp_bench_json_end(&b->json, err) : 0;
 }
 
 static void free_bench(struct bench *b) {

@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/json.h"
 #include "cli/bench_rows.h"
 #include "kern/cpu.h"
 #include "model/tower.h"
@@ -145,6 +144,7 @@ static void print_head(const struct args *a, struct iwp_json_out *j, int32_t thr
         iwp_json_put_string(j, "cpu", iwp_cli_cpu(iwp_cpu_features()));
         iwp_json_put_int(j, "threads", threads);
         iwp_json_open_array(j, "rows");
+        iwp_bench_json_keep(j);
     } else if (a->output == 2) {
         puts("model,width,height,frames,visual,preprocess_ms,encode_ms,encode_p95_ms,"
              "frames_per_s,gflops,peak_rss_bytes");
@@ -184,6 +184,7 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const struct
         iwp_json_put_f64(j, "gflops", r->gflops);
         iwp_json_put_int(j, "peak_rss_bytes", iwp_bench_peak_rss());
         iwp_json_close_object(j);
+        iwp_bench_json_keep(j);
     } else if (a->output == 2) {
         printf("%s,%d,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.2f,%lld\n", r->model, r->w, r->h, frames,
                r->n_visual, r->preprocess_ms, r->encode_ms, r->p95_ms, rate, r->gflops,
@@ -235,11 +236,7 @@ static int run(const struct args *a, struct iwp_model_args *m, struct iwp_json_o
         IWP_TRY_GOTO(measure(a, t, &pre, &r, err));
         print_row(a, j, &r);
     }
-    if (a->output == 1) {
-        iwp_json_close_array(j);
-        iwp_json_close_object(j);
-        rc = iwp_json_write(j, stdout, err);
-    }
+    if (a->output == 1) rc = iwp_bench_json_end(j, err);
 fail:
     iwp_tower_free(t);
     iwp_gguf_free(g);

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/json.h"
+#include "cli/bench_json.h"
 #include "cli/cmd.h"
 #include "media/film.h"
 #include "media/sampling.h"
@@ -122,6 +122,7 @@ static void print_head(const struct args *a, struct iwp_json_out *j) {
     if (a->output == 1) {
         iwp_json_open_object(j, NULL);
         iwp_json_open_array(j, "rows");
+        iwp_bench_json_keep(j);
     } else if (a->output == 2) {
         puts("file,codec,width,height,total,frames,seconds,counted,open_ms,hash_ms,decode_ms,"
              "peak_rss_bytes");
@@ -152,6 +153,7 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const struct
         iwp_json_put_ms(j, "decode_ms", r->decode_ms);
         iwp_json_put_int(j, "peak_rss_bytes", peak_rss());
         iwp_json_close_object(j);
+        iwp_bench_json_keep(j);
         return;
     }
     if (a->output == 2) {
@@ -189,12 +191,9 @@ int iwp_bench_film(int argc, char **argv) {
             if (rc < 0) break;
             if (i == 0) print_head(&a, &json);
             print_row(&a, &json, &r);
+            fflush(stdout);
         }
-        if (rc >= 0 && a.output == 1) {
-            iwp_json_close_array(&json);
-            iwp_json_close_object(&json);
-            rc = iwp_json_write(&json, stdout, &err);
-        }
+        if (rc >= 0 && a.output == 1) rc = iwp_bench_json_end(&json, &err);
         if (rc < 0) rc = iwp_cli_fail(command.name, &err);
     }
     iwp_json_free(&json);

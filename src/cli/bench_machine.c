@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/json.h"
+#include "cli/bench_json.h"
 #include "cli/cmd.h"
 #include "kern/cpu.h"
 #include "kern/peak.h"
@@ -90,6 +90,7 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const char *
         iwp_json_put_f64(j, "one_thread", one);
         iwp_json_put_f64(j, "all_threads", all);
         iwp_json_close_object(j);
+        iwp_bench_json_keep(j);
     } else if (a->output == 2) {
         printf("%s,%s,%.1f,%d,%.1f\n", what, unit, one, threads, all);
     } else {
@@ -117,6 +118,7 @@ static int run(const struct args *a, struct iwp_json_out *j, iwp_err *err) {
         iwp_json_put_string(j, "cpu", iwp_cli_cpu(iwp_cpu_features_all()));
         iwp_json_put_int(j, "threads", n);
         iwp_json_open_array(j, "rows");
+        iwp_bench_json_keep(j);
     } else if (a->output == 2) {
         puts("what,unit,one_thread,threads,all_threads");
     } else {
@@ -136,11 +138,7 @@ static int run(const struct args *a, struct iwp_json_out *j, iwp_err *err) {
     const double one = measure(job, pool, 1, a->seconds);
     job->bytes = (bytes / (size_t)n) & ~(size_t)63;
     print_row(a, j, "memory read", "GB/s", one, measure(job, pool, n, a->seconds), n);
-    if (a->output == 1) {
-        iwp_json_close_array(j);
-        iwp_json_close_object(j);
-        rc = iwp_json_write(j, stdout, err);
-    }
+    if (a->output == 1) rc = iwp_bench_json_end(j, err);
 fail:
     iwp_pool_free(pool);
     free(memory);

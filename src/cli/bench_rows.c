@@ -8,7 +8,6 @@
 #include <sys/resource.h>
 
 #include "base/err.h"
-#include "base/json.h"
 #include "kern/cpu.h"
 
 struct iwp_bench_row iwp_bench_row(void) {
@@ -23,6 +22,7 @@ struct iwp_bench_row iwp_bench_row(void) {
 
 void iwp_bench_rows_free(struct iwp_bench_rows *r) {
     free(r->at);
+    iwp_json_free(&r->json);
     memset(r, 0, sizeof *r);
 }
 
@@ -100,23 +100,8 @@ static void put_row(struct iwp_json_out *w, const char *model, const struct iwp_
     iwp_json_close_object(w);
 }
 
-int iwp_bench_rows_end(const struct iwp_bench_rows *rows, iwp_err *err) {
-    struct iwp_json_out w;
-    if (rows->format != 1) return 0;
-    iwp_json_init(&w, true);
-    iwp_json_open_object(&w, NULL);
-    iwp_json_put_string(&w, "cpu", iwp_cli_cpu(iwp_cpu_features()));
-    iwp_json_put_int(&w, "threads", rows->e.n_thread);
-    iwp_json_open_array(&w, "rows");
-    for (int32_t i = 0; i < rows->n; i++) {
-        const struct shares s = shares_of(rows, i);
-        put_row(&w, rows->e.name, &rows->at[i], &s);
-    }
-    iwp_json_close_array(&w);
-    iwp_json_close_object(&w);
-    int rc = iwp_json_write(&w, stdout, err);
-    iwp_json_free(&w);
-    return rc;
+int iwp_bench_rows_end(struct iwp_bench_rows *rows, iwp_err *err) {
+    return rows->format == 1 ? iwp_bench_json_end(&rows->json, err) : 0;
 }
 
 /* One column that may be empty. */
@@ -131,7 +116,15 @@ void iwp_bench_rows_begin(struct iwp_bench_rows *rows, const struct iwp_engine_i
                           int32_t format) {
     rows->e = *e;
     rows->format = format;
-    if (format == 1) return;
+    if (format == 1) {
+        iwp_json_init(&rows->json, true);
+        iwp_json_open_object(&rows->json, NULL);
+        iwp_json_put_string(&rows->json, "cpu", iwp_cli_cpu(iwp_cpu_features()));
+        iwp_json_put_int(&rows->json, "threads", e->n_thread);
+        iwp_json_open_array(&rows->json, "rows");
+        iwp_bench_json_keep(&rows->json);
+        return;
+    }
     puts(format == 2
              ? "model,prune,keep,visual,visual_kept,prompt,encode_ms,select_ms,prefill_ms,"
                "prefill_spread_ms,ttft_ms,prefill_tokens_per_s,decode_tokens_per_s,"
@@ -145,10 +138,15 @@ void iwp_bench_rows_begin(struct iwp_bench_rows *rows, const struct iwp_engine_i
     fflush(stdout);
 }
 
-static void print_row(const struct iwp_bench_rows *rows, int32_t i) {
+static void print_row(struct iwp_bench_rows *rows, int32_t i) {
     const bool csv = rows->format == 2;
     const struct iwp_bench_row *r = &rows->at[i];
     const struct shares s = shares_of(rows, i);
+    if (rows->format == 1) {
+        put_row(&rows->json, rows->e.name, r, &s);
+        iwp_bench_json_keep(&rows->json);
+        return;
+    }
     const double scale = csv ? 1 : 1e-6;
     printf(csv ? "%s,%s,%g,%d,%d,%d" : "| %s | %s | %.3g | %d | %d | %d |", rows->e.name, r->prune,
            r->keep > 0 ? r->keep : 1, r->visual, r->kept, r->prompt);
@@ -224,7 +222,7 @@ static int add_case(const struct iwp_bench_grid *g, const char *name, const char
         rows->cap = cap;
     }
     rows->at[rows->n++] = row;
-    if (rows->format != 1) print_row(rows, rows->n - 1);
+    print_row(rows, rows->n - 1);
     return 0;
 }
 

@@ -3,6 +3,7 @@
 #ifndef IWP_CLI_BENCH_ROWS_H
 #define IWP_CLI_BENCH_ROWS_H
 
+#include "cli/bench_json.h"
 #include "cli/engine_args.h"
 
 /* Medians over repeats.  NAN: not measured. */
@@ -22,12 +23,13 @@ struct iwp_bench_rows {
     int32_t n, cap;
     struct iwp_engine_info e;
     int32_t format; /* 0 Markdown, 1 JSON, 2 CSV */
+    struct iwp_json_out json;
 };
 /* The head of the table; its rows follow as they are measured.  Shares are against the last `none` row above. */
 void iwp_bench_rows_begin(struct iwp_bench_rows *r, const struct iwp_engine_info *e,
                           int32_t format);
 /* The JSON document, which is printed whole. */
-int iwp_bench_rows_end(const struct iwp_bench_rows *r, iwp_err *err);
+int iwp_bench_rows_end(struct iwp_bench_rows *r, iwp_err *err);
 void iwp_bench_rows_free(struct iwp_bench_rows *r);
 
 /* Calls measure for every method and budget (`none` once) and appends what it fills. */

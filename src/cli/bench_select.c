@@ -10,8 +10,8 @@
 
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/json.h"
 #include "base/log.h"
+#include "cli/bench_json.h"
 #include "cli/bench_peers.h"
 #include "cli/cmd.h"
 
@@ -401,6 +401,7 @@ static void print_row(const struct args *a, struct iwp_json_out *j, const struct
     put_products(r, products, sizeof products);
     if (a->output == 1) {
         print_json(j, r, products);
+        iwp_bench_json_keep(j);
         return;
     }
     const double all = iwp_product_count(r->product, r->n_product),
@@ -554,6 +555,7 @@ int iwp_bench_select(int argc, char **argv) {
         iwp_json_put_string(&json, "cpu", iwp_cpu_name());
         iwp_json_put_int(&json, "threads", iwp_cpu_count());
         iwp_json_open_array(&json, "rows");
+        iwp_bench_json_keep(&json);
     } else if (a.output == 2) {
         puts("method,selector,tokens,keep,n_keep,threads,runs,median_ms,p95_ms,gemm_ms,gemm_ratio,"
              "ns_per_pair,read_share,workspace_mib,bound_ms,blas_ms,g_multiply_adds,products");
@@ -588,11 +590,8 @@ int iwp_bench_select(int argc, char **argv) {
         rc = iwp_cli_fail(command.name, &err);
         goto done;
     }
-    if (a.output == 1) {
-        iwp_json_close_array(&json);
-        iwp_json_close_object(&json);
-        if ((rc = iwp_json_write(&json, stdout, &err)) < 0) rc = iwp_cli_fail(command.name, &err);
-    }
+    if (a.output == 1 && (rc = iwp_bench_json_end(&json, &err)) < 0)
+        rc = iwp_cli_fail(command.name, &err);
 done:
     iwp_json_free(&json);
     iwp_strings_free(&all_selectors);

@@ -487,6 +487,24 @@ def test_interrupt():
         check(not os.path.exists(out) and not [f for f in os.listdir(TMP) if f.endswith(".part")], "leftovers")
 
 
+def test_interrupt_bench():
+    """SIGINT in a bench: the rows there are, as one document.  The second selection is made long by its size."""
+    args = ["bench", "select", "--tokens", "64,30000", "--selector", "mmr-mult", "--keep", "0.9", "--threads", "1", "-r", "1"]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("IWP_")}
+    rows = []
+    for delay in (0.25, 0.5, 1, 2, 4, 8, 16):  # until the first row is there
+        p = subprocess.Popen([PROGRAM, *args, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env={**clean, "IWP_CPU": "c"})
+        time.sleep(delay)
+        p.send_signal(signal.SIGINT)
+        stdout, stderr = p.communicate(timeout=60)
+        check(p.returncode == 130, f"interrupted bench: exit {p.returncode} {stderr}")
+        rows = json.loads(stdout)["rows"] if stdout else []
+        if rows:
+            break
+    check([r["tokens"] for r in rows] == [64], f"rows of an interrupted bench: {rows}")
+
+
 def main():
     try:
         for name, test in list(globals().items()):
