@@ -137,8 +137,10 @@ int iwp_run_json(const struct iwp_run_job *j, const struct iwp_run_result *r, iw
     iwp_json_init(&w, false);
     iwp_json_open_object(&w, NULL);
     iwp_json_put_bytes(&w, "answer", r->answer.text, r->answer.n_text);
+    /* "stop" promises a whole answer; one that Ctrl-C cut off is none. */
     iwp_json_put_string(&w, "finish_reason",
-                        r->answer.finish == IWP_FINISH_LENGTH ? "length" : "stop");
+                        r->answer.finish == IWP_FINISH_STOP ? "stop" : "length");
+    if (r->answer.finish == IWP_FINISH_CANCELLED) iwp_json_put_bool(&w, "interrupted", true);
     iwp_json_open_object(&w, "model");
     iwp_json_put_string(&w, "name", e.name);
     iwp_json_put_string(&w, "arch", e.arch);

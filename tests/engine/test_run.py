@@ -109,16 +109,37 @@ def pictures(d, base, picture):
     check(k[:2] == o[:2] and k[2] != o[2], "--prune-dump .png draws the scores")
 
 
+def stopped_json(args, enough):
+    """The document of a command that got Ctrl-C; later ones until there is `enough` in it, for a start takes its time."""
+    got = {}
+    for delay in (0.25, 0.5, 1, 2, 4, 8, 16, 32):
+        p = subprocess.Popen([PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        try:
+            out, err = p.communicate(timeout=delay)
+        except subprocess.TimeoutExpired:
+            p.send_signal(signal.SIGINT)
+            out, err = p.communicate(timeout=120)
+        check(p.returncode == 130, "interrupted %s: exit %d: %s" % (args[:2], p.returncode, err[-300:]))
+        got = json.loads(out) if out else got
+        if got and enough(got):
+            break
+    return got
+
+
 def interrupt(d, base):
     """Ctrl-C while the answer streams: exit 130, what was said stays, no file is left behind."""
     before = sorted(os.listdir(d))
-    p = subprocess.Popen([PROGRAM, *base, "-p", "Tell me a story.", "-n", "100000", "-c", "100100", "--ignore-eos"],
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    story = [*base, "-p", "Tell me a story.", "-n", "100000", "-c", "100100", "--ignore-eos"]
+    p = subprocess.Popen([PROGRAM, *story], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     check(len(os.read(p.stdout.fileno(), 1)) == 1, "the answer streams")
     p.send_signal(signal.SIGINT)
     _, err = p.communicate(timeout=120)
     check(p.returncode == 130, "interrupted: exit %d, not 130: %s" % (p.returncode, err[-300:]))
     check(sorted(os.listdir(d)) == before, "files left behind: %s" % os.listdir(d))
+    got = stopped_json([*story, "--json"], lambda x: x["tokens"]["generated"] > 0)
+    check((got.get("finish_reason"), got.get("interrupted")) == ("length", True), "--json of an interrupted answer: %.300s" % got)
+    whole = json.loads(iwp(*base, "-p", "Tell me a story.", "-n", "2", "--ignore-eos", "--json"))
+    check(whole["finish_reason"] == "length" and "interrupted" not in whole, "--json of a whole answer: %s" % whole)
 
 
 ROW = ["model", "prune", "keep", "visual", "visual_kept", "prompt", "encode_ms", "select_ms", "prefill_ms", "prefill_spread_ms",
@@ -167,6 +188,13 @@ def bench(d):
     check(p.returncode == 2 and "--image-tiles 2: only for CLIP" in p.stderr and p.stdout == "", "bench encode: --image-tiles: " + p.stderr)
 
 
+def bench_interrupt(d):
+    """Ctrl-C in a bench whose second prompt is long: the rows of the first are there."""
+    long = ["bench", "prefill", "-m", d + "/m.gguf", "-p", "64,60000", "--prune", "none", "-r", "50", "-t", "1", "-lv", "1", "-o", "json"]
+    got = stopped_json(long, lambda x: len(x["rows"]) > 0)
+    check(got.get("threads") == 1 and [r["prompt"] for r in got.get("rows", [])] == [64], "rows before Ctrl-C: %.300s" % got)
+
+
 def formats(base):
     """--json and -o: the same said twice is fine, two things at once are not."""
     for flags in (["--json", "-o", "text"], ["-o", "text", "--json"]):
@@ -196,6 +224,7 @@ def main():
         interrupt(d, base)
         pictures(d, base, GOLDEN + "/vectors/llava-ov/images/wide.png")
         bench(d)
+        bench_interrupt(d)
         end_to_end(d, GOLDEN + "/vectors/llava-ov/images/wide.png")
     print("%d failed" % len(failed))
     return 1 if failed else 0
