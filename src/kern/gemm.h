@@ -85,14 +85,19 @@ struct iwp_gemm_attend {
  * four neighbours of k in 64 bytes, column by column; of 4-bit ones two such sets share them, the lower
  * halves first.  Then what was cut off numbers of 5 and 6 bits, scales, minima, each for 16 columns.
  * CPU_REPACK, q4_0: 8 columns and 32 k, along k first; 8 scales, then [2][column][8] bytes with the k of
- * one half and, in their upper halves, 16 further, as signed numbers. */
+ * one half and, in their upper halves, 16 further, as signed numbers.  q4_K: 8 columns and 256 k; 8 scales,
+ * 8 minima, [8][12] bytes with those of 32 k, then [16][column][8] bytes.
+ * FILE: as in files, a column's blocks one behind the other; all types that `floats` reads. */
 enum iwp_gemm_form {
     IWP_GEMM_Q4_0,
     IWP_GEMM_Q4_1,
     IWP_GEMM_Q8_0,
     IWP_GEMM_Q4_K,
     IWP_GEMM_Q5_K,
-    IWP_GEMM_Q6_K
+    IWP_GEMM_Q6_K,
+    IWP_GEMM_FILE_Q8_0,
+    IWP_GEMM_FILE_F16,
+    IWP_GEMM_FILE
 };
 struct iwp_gemm_tile_size { /* AMX */
     int32_t k;              /* numbers of a column */
@@ -104,6 +109,8 @@ struct iwp_gemm_quant {
     const float *bias; /* [m] or NULL */
     enum iwp_gemm_form form;
     int32_t k, m;
+    size_t row; /* FILE: bytes of a column, and what makes n numbers of them */
+    void (*floats)(const void *from, float *to, int64_t n);
 };
 
 /* y = rows · W + bias + res; with a gate act(rows · gate) * (rows · W) as the rows of the next product. */
@@ -139,7 +146,7 @@ struct iwp_gemm {
      * array zeros follow up to a multiple of 32. */
     void (*pack_rows)(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
                       int32_t k, const struct iwp_gemm_norm *norm);
-    const char *layout; /* of quantised weights: the name of ggml's buffers */
+    const char *layout; /* of weights that are not FILE: the name of ggml's buffers */
     unsigned forms;     /* that are read there, 1 << form each */
     /* n_cols ≤ IWP_GEMM_COLS columns from `col` on of k numbers from k0 on as panels; col and n_cols are
      * multiples of 32, k0 and k of the form's block. */

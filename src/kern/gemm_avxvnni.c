@@ -4,7 +4,7 @@ enum { TILE_ROWS = 4, TILE_VECS = 1 };
 #include "kern/gemm_int16.h"
 
 #include "kern/gemm_body.h"
-#include "kern/gemm_read_repack.h"
+#include "kern/gemm_read_int16.h"
 
 #include "kern/gemm_bulk.h"
 #include "kern/gemm_dot.h"

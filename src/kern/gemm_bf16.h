@@ -6,6 +6,7 @@
 enum { BLOCK = 32 * 32, SCALED = 0 };
 #define FORM    "bf16"
 #define HALVES  pack_halves
+#define PAIRS   0
 #define PART    1.0f
 #define NOTHING 0.0f
 
@@ -14,6 +15,10 @@ static inline void put_run(uint16_t *to, float *scale, vf a, vf b) {
     (void)scale;
     save_bf16(to, a);
     save_bf16(to + 16, b);
+}
+
+static inline void put_runs(uint16_t to[16][32], float *scale, const vf a[16], const vf b[16]) {
+    for (int i = 0; i < 16; i++) put_run(to[i], scale, a[i], b[i]);
 }
 
 /* Weights of two neighbouring keys, for 16 queries. */

@@ -13,6 +13,15 @@ enum { SUMS = 32 * 32 }; /* of a product */
 
 static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
+#if PAIRS
+static void tiles(float *const c[2], const uint16_t *rows, const uint16_t *const cols[2],
+                  int32_t n_k32, bool add, const char *const next[2]);
+#else
+static void tiles(float *const c[2], const uint16_t *rows, const uint16_t *const cols[2],
+                  int32_t n_k32, bool add, const char *const next[2]) {
+    for (int i = 0; i < 2; i++) tile(c[i], rows, cols[i], n_k32, add, next[i]);
+}
+#endif
 
 /* Values of n packed rows (or columns) of k. */
 static inline size_t size_of(size_t n, size_t k) {
@@ -61,6 +70,16 @@ static inline void product(float *c, const uint16_t *rows, size_t lo_rows, const
     if (!split) return;
     tile(c, rows + lo_rows, cols, kt, true, next ? next + step : NULL);
     tile(c, rows, cols + (size_t)kt * BLOCK, kt, true, next ? next + 2 * step : NULL);
+}
+
+/* The same with one or two panels of columns; two are not split. */
+static inline void products(int32_t panels, float *const c[2], const uint16_t *rows, size_t lo_rows,
+                            const uint16_t *const cols[2], int32_t kt, bool split, bool add,
+                            const char *const next[2]) {
+    if (panels == 2)
+        tiles(c, rows, cols, kt, add, next);
+    else
+        product(c[0], rows, lo_rows, cols[0], kt, split, add, next[0]);
 }
 
 /* ---- packing --------------------------------------------------------------------------------- */
@@ -149,20 +168,21 @@ static void pack_rows_at(uint16_t *rows, const float *x, int64_t stride, int32_t
 static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
                        bool low) {
     for (int32_t i = 0; i < k; i += 32, panel += BLOCK) {
-        uint32_t pair[32][16]; /* two neighbours of k in one number */
         const int32_t len = k - i < 32 ? k - i : 32;
-        for (int32_t j = 0; j < 32; j++) {
-            float t[32] = {0};
-            const float *p = j < n ? w + j * stride + i : t;
-            if (j < n && len < 32) load_tail(t, p, len), p = t;
-            const vf a = load(p), b = load(p + 16);
-            put_run((uint16_t *)pair[j], scales(panel) + j, low ? rest(a) : a, low ? rest(b) : b);
-        }
-        for (int h = 0; h < 2; h++) {
-            vf r[16]; /* only moved */
-            memcpy(r, pair[16 * h], sizeof r);
-            transpose16(r);
-            memcpy(panel + h * 512, r, sizeof r);
+        for (int32_t h = 0; h < 32; h += 16) {
+            vf a[16], b[16], pairs[16]; /* two neighbours of k in one number, which is only moved */
+            uint16_t run[16][32];
+            for (int32_t j = 0; j < 16; j++) {
+                float t[32] = {0};
+                const float *p = h + j < n ? w + (h + j) * stride + i : t;
+                if (h + j < n && len < 32) load_tail(t, p, len), p = t;
+                a[j] = low ? rest(load(p)) : load(p);
+                b[j] = low ? rest(load(p + 16)) : load(p + 16);
+            }
+            put_runs(run, scales(panel) + h, a, b);
+            memcpy(pairs, run, sizeof pairs);
+            transpose16(pairs);
+            memcpy(panel + h * 32, pairs, sizeof pairs);
         }
     }
 }
@@ -219,41 +239,51 @@ static const uint16_t *columns(const struct iwp_gemm_mat *m, int32_t p, int32_t 
     return ready(m->w + ((size_t)p * kt + (size_t)k0) * BLOCK, steps, m->split, room);
 }
 
-/* The part of the same blocks of the next panel that products with rows from r on may fetch. */
-static const char *ahead(const struct iwp_gemm_mat *m, int32_t p, int32_t k0, int32_t steps,
-                         int32_t r) {
+/* The part of the same blocks of panel p that products with rows from r on may fetch. */
+static const char *part_of(const struct iwp_gemm_mat *m, int32_t p, int32_t k0, int32_t steps,
+                           int32_t r) {
     const size_t kt = iwp_gemm_up((size_t)m->k) / 32,
                  at = (size_t)(r / 32) * (size_t)steps * (m->split ? 384 : 128);
-    if ((p + 1) * 32 >= m->m || at >= (size_t)steps * BLOCK) return NULL;
-    return (const char *)(m->w + ((size_t)(p + 1) * kt + (size_t)k0) * BLOCK + at);
+    if (p * 32 >= m->m || at >= (size_t)steps * BLOCK) return NULL;
+    return (const char *)(m->w + ((size_t)p * kt + (size_t)k0) * BLOCK + at);
 }
 
 /* y = act(a · m + bias) + res.  Rows stay in L2 while the weights pass by; when they are too wide for that, k
  * is taken in parts, and the sums of a group of panels wait in `work` for the next part. */
 static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n, void *work,
                      float *y, int64_t stride, const float *res, enum iwp_gemm_act act) {
-    const int32_t kt = (int32_t)(iwp_gemm_up((size_t)m->k) / 32), last = (m->m - 1) / 32;
+    const int32_t kt = (int32_t)(iwp_gemm_up((size_t)m->k) / 32), all = (m->m + 31) / 32;
     const struct iwp_gemm_parts cut = iwp_gemm_parts(m->k, m->split);
-    const size_t lo = size_of((size_t)n, (size_t)m->k);
+    const size_t lo = size_of((size_t)n, (size_t)m->k), waits = iwp_gemm_up((size_t)n) / 32 * SUMS;
     float *sums = work;
-    uint16_t *room = (uint16_t *)(void *)(sums + (size_t)cut.group * iwp_gemm_up((size_t)n) * 32);
-    _Alignas(64) float bias[32];
-    for (int32_t p0 = 0; p0 <= last; p0 += cut.group)
+    uint16_t *room = (uint16_t *)(void *)(sums + (size_t)cut.group * waits);
+    _Alignas(64) float now[2][SUMS], bias[2][32];
+    for (int32_t p0 = 0, group = cut.group > 1 ? cut.group : 1 + PAIRS; p0 < all; p0 += group)
         for (int32_t k0 = 0; k0 < kt; k0 += cut.step)
-            for (int32_t p = p0; p < p0 + cut.group && p <= last; p++) {
-                const int32_t steps = kt - k0 < cut.step ? kt - k0 : cut.step,
-                              cols = m->m - p * 32 < 32 ? m->m - p * 32 : 32;
-                const uint16_t *w = columns(m, p, k0, steps, room);
-                const bool done = k0 + steps == kt, more = done || p + 1 < p0 + cut.group;
-                bias_of(bias, m, p * 32);
+            for (int32_t p = p0, panels; p < p0 + group && p < all; p += panels) {
+                const int32_t steps = kt - k0 < cut.step ? kt - k0 : cut.step;
+                const uint16_t *w[2] = {0};
+                panels = PAIRS && p + 1 < p0 + group && p + 1 < all ? 2 : 1;
+                for (int32_t i = 0; i < panels; i++) {
+                    w[i] = columns(m, p + i, k0, steps, room);
+                    bias_of(bias[i], m, (p + i) * 32);
+                }
+                const bool done = k0 + steps == kt, more = done || p + panels < p0 + group;
                 for (int32_t r = 0; r < n; r += 32) {
-                    float *c = sums;
-                    if (cut.group > 1) c += ((p - p0) * ((n + 31) / 32) + r / 32) * SUMS;
-                    product(c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK, lo, w,
-                            steps, m->split, k0 > 0, more ? ahead(m, p, k0, steps, r) : NULL);
-                    if (done)
-                        store(y + r * stride + p * 32, stride, c, n - r < 32 ? n - r : 32, cols,
-                              bias, res ? res + r * stride + p * 32 : NULL, act);
+                    float *c[2] = {now[0], now[1]};
+                    const char *next[2] = {0};
+                    for (int32_t i = 0; i < panels && more; i++)
+                        next[i] = part_of(m, p + panels + i, k0, steps, r);
+                    for (int32_t i = 0; i < panels && cut.group > 1; i++)
+                        c[i] = sums + (size_t)(p + i - p0) * waits + (size_t)(r / 32) * SUMS;
+                    products(panels, c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK,
+                             lo, w, steps, m->split, k0 > 0, next);
+                    for (int32_t i = 0; i < panels && done; i++) {
+                        const int32_t col = (p + i) * 32;
+                        store(y + r * stride + col, stride, c[i], n - r < 32 ? n - r : 32,
+                              m->m - col < 32 ? m->m - col : 32, bias[i],
+                              res ? res + r * stride + col : NULL, act);
+                    }
                 }
             }
 }
@@ -296,20 +326,30 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
     const size_t lo = size_of((size_t)n, (size_t)up->k), hidden = size_of((size_t)n, (size_t)up->m),
                  lo_h = up->split ? hidden : 0, panel = up->split ? 2 * (size_t)kt * BLOCK : 0;
     uint16_t *a = scratch, *h = a + (lo << up->split), *room = h + (hidden << up->split);
-    _Alignas(64) float c[SUMS], g[SUMS], bias[32], bias_gate[32];
+    _Alignas(64) float sums[2][SUMS], bias[2][32];
     const float *x = op->x + first * op->stride;
     pack_rows(a, up->split ? lo : 0, x, op->stride, n, up->k, &op->norm);
-    for (int32_t p = 0; p < ht; p++) {
-        const uint16_t *w = columns(up, p, 0, kt, room);
-        const uint16_t *wg = gate ? columns(gate, p, 0, kt, room + panel) : NULL;
-        bias_of(bias, up, p * 32);
-        if (gate) bias_of(bias_gate, gate, p * 32);
+    for (int32_t p = 0, wide; p < ht; p += wide) {
+        wide = PAIRS && !gate && p + 1 < ht ? 2 : 1; /* panels of up */
+        const int32_t panels = PAIRS && gate ? 2 : wide;
+        const struct iwp_gemm_mat *second = gate ? gate : up;
+        const uint16_t *w[2] = {columns(up, p, 0, kt, room)};
+        bias_of(bias[0], up, p * 32);
+        if (gate || wide == 2) {
+            w[1] = columns(second, p + wide - 1, 0, kt, room + panel);
+            bias_of(bias[1], second, (p + wide - 1) * 32);
+        }
         for (int32_t r = 0; r < n; r += 32) {
             const uint16_t *rows = a + (size_t)(r / 32) * (size_t)kt * BLOCK;
-            product(c, rows, lo, w, kt, up->split, false, ahead(up, p, 0, kt, r));
-            if (gate) product(g, rows, lo, wg, kt, gate->split, false, ahead(gate, p, 0, kt, r));
-            store_rows(h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK, lo_h, c,
-                       gate ? g : NULL, bias, bias_gate, op->act);
+            uint16_t *to = h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK;
+            const char *const next[2] = {part_of(up, p + wide, 0, kt, r),
+                                         part_of(second, p + 2 * wide - 1, 0, kt, r)};
+            products(panels, (float *const[]){sums[0], sums[1]}, rows, lo, w, kt, up->split, false,
+                     next);
+            if (gate && panels == 1)
+                product(sums[1], rows, lo, w[1], kt, gate->split, false, next[1]);
+            store_rows(to, lo_h, sums[0], gate ? sums[1] : NULL, bias[0], bias[1], op->act);
+            if (wide == 2) store_rows(to + BLOCK, lo_h, sums[1], NULL, bias[1], NULL, op->act);
         }
     }
     multiply(&op->down, h, n, room + panel * (gate ? 2 : 1), op->y + first * op->stride, op->stride,

@@ -1,5 +1,5 @@
 /* Products of many rows with quantised weights (struct iwp_gemm_bulk): part of gemm_body.h for the paths
- * that have a read_tiles() (gemm_read_amx.h, gemm_read_repack.h).
+ * that have a read_tiles() (gemm_read_amx.h, gemm_read_int16.h).
  *
  * A block of weights, 256 columns by about a thousand k, becomes packed in L2 and is used there for all
  * rows, which pass by 32 at a time. */
@@ -37,9 +37,14 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
                 op->rows + ((size_t)(r / 32) * (size_t)kt + (size_t)(k0 / 32)) * BLOCK;
             const char *next = r + 32 < last ? (const char *)(rows + (size_t)kt * BLOCK) : NULL;
             float *c = sums + (size_t)((r - first) / 32 * panels) * SUMS;
-            for (int32_t p = 0; p < panels; p++) {
-                tile(c + (size_t)p * SUMS, rows, w + (size_t)p * panel, steps, k0 > 0, next);
-                if (next) next += (size_t)steps * 256;
+            for (int32_t p = 0, n; p < panels; p += n) {
+                n = PAIRS && p + 1 < panels ? 2 : 1;
+                float *const to[2] = {c + (size_t)p * SUMS, c + (size_t)(p + 1) * SUMS};
+                const uint16_t *const cols[2] = {w + (size_t)p * panel,
+                                                 w + (size_t)(p + 1) * panel};
+                const char *const soon[2] = {next, next ? next + (size_t)steps * 256 : NULL};
+                products(n, to, rows, 0, cols, steps, false, k0 > 0, soon);
+                if (next) next += (size_t)steps * 256 * (size_t)n;
             }
             if (k0 + k < k_all) continue;
             for (int32_t p = 0; p < n_cols / 32; p++)

@@ -2,7 +2,7 @@
 #include "kern/gemm_int16.h"
 
 #include "kern/gemm_body.h"
-#include "kern/gemm_read_repack.h"
+#include "kern/gemm_read_int16.h"
 
 #include "kern/gemm_bulk.h"
 

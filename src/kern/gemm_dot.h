@@ -29,37 +29,73 @@ static inline vi pair_of(const uint16_t *p) {
     return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 
-static inline void part(float *c, const uint16_t *a, const float *a_scale, const uint16_t *b,
-                        const float *b_scale) {
-    vi s[TILE_ROWS][TILE_VECS] = {0};
+/* 16 columns of a block of k, and their sums. */
+struct lane {
+    const uint16_t *b;
+    const float *scale;
+    float *c;
+};
+
+static inline struct lane lane_of(float *c, const uint16_t *block, int half) {
+    return (struct lane){block + half * 512,
+                         (const float *)(const void *)(block + SUMS) + 16 * half, c + 16 * half};
+}
+
+/* Rows from r on; `rows` and `vecs` are constants where this is inlined. */
+static inline __attribute__((always_inline)) void
+part(const int rows, const int vecs, const struct lane *lane, const uint16_t *block, int r) {
+    const uint16_t *a = block + r * 32;
+    const float *a_scale = (const float *)(const void *)(block + SUMS) + r;
+    vi s[8][4] = {0};
     for (int k = 0; k < 16; k++) {
-        vi cols[TILE_VECS];
-        _Pragma("GCC unroll 2") for (int v = 0; v < TILE_VECS; v++)
-            memcpy(&cols[v], b + v * 512 + k * 32, sizeof cols[v]);
-        _Pragma("GCC unroll 16") for (int r = 0; r < TILE_ROWS; r++) {
-            const vi row = pair_of(a + r * 32 + 2 * k);
-            _Pragma("GCC unroll 2") for (int v = 0; v < TILE_VECS; v++) s[r][v] =
-                dot(s[r][v], row, cols[v]);
+        vi cols[4];
+        _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
+            memcpy(&cols[v], lane[v].b + k * 32, sizeof cols[v]);
+        _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {
+            const vi row = pair_of(a + i * 32 + 2 * k);
+            _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
+                dot(s[i][v], row, cols[v]);
         }
     }
-    _Pragma("GCC unroll 16") for (int r = 0; r < TILE_ROWS; r++)
-        _Pragma("GCC unroll 2") for (int v = 0; v < TILE_VECS; v++) {
-        float *to = c + r * 32 + 16 * v;
-        const vf f = all(a_scale[r]) * load(b_scale + 16 * v);
-        save(to, load(to) + __builtin_convertvector(s[r][v], vf) * f);
+    _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) {
+        const vf scale = load(lane[v].scale);
+        _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {
+            float *to = lane[v].c + (r + i) * 32;
+            const vf f = all(a_scale[i]) * scale;
+            save(to, load(to) + __builtin_convertvector(s[i][v], vf) * f);
+        }
     }
+}
+
+static inline void fetch(const void *next, int32_t k) {
+    for (int i = 0; next && i < 4; i++)
+        __builtin_prefetch((const char *)next + 256 * k + 64 * i, 0, 2);
 }
 
 static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
                  const void *next) {
     if (!add) memset(c, 0, SUMS * sizeof *c);
     for (int32_t k = 0; k < n_k32; k++, a += BLOCK, b += BLOCK) {
-        const float *a_scale = (const float *)(const void *)(a + SUMS),
-                    *b_scale = (const float *)(const void *)(b + SUMS);
-        for (int i = 0; next && i < 4; i++)
-            __builtin_prefetch((const char *)next + 256 * k + 64 * i, 0, 2);
+        const struct lane lane[2] = {lane_of(c, b, 0), lane_of(c, b, 1)};
+        fetch(next, k);
         for (int r = 0; r < 32; r += TILE_ROWS)
-            for (int v = 0; v < 2; v += TILE_VECS)
-                part(c + r * 32 + 16 * v, a + r * 32, a_scale + r, b + v * 512, b_scale + 16 * v);
+            for (int v = 0; v < 2; v += TILE_VECS) part(TILE_ROWS, TILE_VECS, lane + v, a, r);
     }
 }
+
+#if PAIRS
+/* Two panels of columns: a pair of numbers of a row that was spread over a register serves four
+ * multiplications, not two. */
+static void tiles(float *const c[2], const uint16_t *a, const uint16_t *const b[2], int32_t n_k32,
+                  bool add, const char *const next[2]) {
+    for (int i = 0; i < 2 && !add; i++) memset(c[i], 0, SUMS * sizeof **c);
+    const uint16_t *x = b[0], *y = b[1];
+    for (int32_t k = 0; k < n_k32; k++, a += BLOCK, x += BLOCK, y += BLOCK) {
+        const struct lane lane[4] = {lane_of(c[0], x, 0), lane_of(c[0], x, 1), lane_of(c[1], y, 0),
+                                     lane_of(c[1], y, 1)};
+        fetch(next[0], k);
+        fetch(next[1], k);
+        for (int r = 0; r < 32; r += 4) part(4, 4, lane, a, r);
+    }
+}
+#endif

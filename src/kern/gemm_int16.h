@@ -6,8 +6,13 @@
 #include "kern/vec16.h"
 
 enum { BLOCK = 32 * 32 + 64, SCALED = 1 };
-#define FORM    "int16"
-#define HALVES  NULL
+#define FORM   "int16"
+#define HALVES NULL
+#if defined(__AVX512BW__)
+#define PAIRS 1 /* two panels of columns at a time are faster than one and one */
+#else
+#define PAIRS 0
+#endif
 #define LEVELS  8191.0f
 #define NOTHING 1e-16f /* smaller scales count as 0: products with subnormal ones would crawl */
 #define PART    (1.0f / LEVELS) /* of a weight of attention */
@@ -38,6 +43,21 @@ static inline void put_run(uint16_t *to, float *scale, vf a, vf b) {
                      __builtin_convertvector(integers(b * f), vh)};
     memcpy(to, h, sizeof h);
     *scale = most > NOTHING ? most * PART : 0;
+}
+
+/* The same of 16 rows. */
+static inline void put_runs(uint16_t to[16][32], float *scale, const vf a[16], const vf b[16]) {
+    vf most[16];
+    float f[16];
+    for (int i = 0; i < 16; i++) most[i] = larger(magnitude(a[i]), magnitude(b[i]));
+    const vf m = largest16(most);
+    save(f, all(LEVELS) / larger(m, all(NOTHING)));
+    save(scale, pick(m > all(NOTHING), m * all(PART), all(0)));
+    for (int i = 0; i < 16; i++) {
+        const vh h[2] = {__builtin_convertvector(integers(a[i] * all(f[i])), vh),
+                         __builtin_convertvector(integers(b[i] * all(f[i])), vh)};
+        memcpy(to[i], h, sizeof h);
+    }
 }
 
 /* Weights of two neighbouring keys, for 16 queries, from 0 to 1. */

@@ -124,6 +124,9 @@ static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col
             case IWP_GEMM_Q4_K: read_q4_k(at, p); break;
             case IWP_GEMM_Q5_K: read_q5_k(at, p); break;
             case IWP_GEMM_Q6_K: read_q6_k(at, p); break;
+            case IWP_GEMM_FILE_Q8_0:
+            case IWP_GEMM_FILE_F16:
+            case IWP_GEMM_FILE: break; /* not among FORMS */
             }
     }
 }

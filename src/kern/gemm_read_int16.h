@@ -1,11 +1,21 @@
-/* Weights in the layout of ggml's CPU_REPACK buffers (gemm.h) to panels of integers, which they are already:
- * for gemm_bulk.h. */
-enum { FORMS = 1 << IWP_GEMM_Q4_0, REPACKED = 16 + 128 /* bytes of 8 columns × 32 k */ };
+/* Weights to panels of integers, for gemm_bulk.h: from ggml's CPU_REPACK buffers and from rows as files have
+ * them (gemm.h).  q4_0 and q8_0 numbers are integers with a scale for 32 neighbours already and stay what
+ * they are; all others become floats first, a piece at a time, and are rounded to 14 bits. */
+enum {
+    FORMS = 1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K | 1 << IWP_GEMM_FILE_Q8_0 |
+            1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE,
+    PIECE = 256,                     /* of k: a multiple of every type's block */
+    Q4_0_BYTES = 16 + 128,           /* of 8 columns × 32 k */
+    Q4_K_BYTES = 2 * 16 + 96 + 1024, /* of 8 columns × 256 k */
+    Q8_0_BYTES = 2 + 32
+};
 #define LAYOUT "CPU_REPACK"
 
 typedef uint64_t columns8 __attribute__((vector_size(64)));
 typedef uint16_t bytes8x2 __attribute__((vector_size(16)));
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
+typedef int8_t bytes32 __attribute__((vector_size(32)));
+typedef int16_t shorts32 __attribute__((vector_size(64)));
 
 /* Two neighbours of k of 8 columns, in the lower halves of the bytes. */
 static inline void save_nibbles(uint16_t *to, bytes8x2 v) {
@@ -14,7 +24,7 @@ static inline void save_nibbles(uint16_t *to, bytes8x2 v) {
 }
 
 /* Eight bytes of each column are its k from 8 h on, and 16 further in the upper halves. */
-static inline void read_q4_0(uint16_t *to, const uint8_t *p) {
+static inline void read_nibbles(uint16_t *to, const uint8_t *p) {
     for (int h = 0; h < 2; h++) {
         columns8 v;
         memcpy(&v, p + 64 * h, sizeof v);
@@ -26,16 +36,101 @@ static inline void read_q4_0(uint16_t *to, const uint8_t *p) {
     }
 }
 
-static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
-                       int32_t k0, int32_t k) {
-    const size_t row = (size_t)(w->k / 32) * REPACKED;
-    for (int32_t j = 0; j < n_cols; j += 8) {
-        const uint8_t *p = w->w + (size_t)((col + j) / 8) * row + (size_t)(k0 / 32) * REPACKED;
-        uint16_t *block = to + (size_t)(j / 32) * size_of(32, (size_t)k);
-        for (int32_t i = 0; i < k; i += 32, p += REPACKED, block += BLOCK) {
+/* Each reader makes the panel of 32 columns from `col` on. */
+static void read_q4_0(uint16_t *block, const struct iwp_gemm_quant *w, int32_t col, int32_t k0,
+                      int32_t k) {
+    const size_t row = (size_t)(w->k / 32) * Q4_0_BYTES;
+    for (int32_t j = 0; j < 32; j += 8) {
+        const uint8_t *p = w->w + (size_t)((col + j) / 8) * row + (size_t)(k0 / 32) * Q4_0_BYTES;
+        uint16_t *to = block;
+        for (int32_t i = 0; i < k; i += 32, p += Q4_0_BYTES, to += BLOCK) {
             const vf d = halves(p);
-            memcpy(scales(block) + j % 32, &d, 8 * sizeof(float));
-            read_q4_0(block + j % 32 / 16 * 512 + j % 16 * 2, p + 16);
+            memcpy(scales(to) + j, &d, 8 * sizeof(float));
+            read_nibbles(to + j / 16 * 512 + j % 16 * 2, p + 16);
         }
     }
+}
+
+/* 256 k of column c of 8 repacked ones.  Of the 6-bit scales and minima of 32 k 12 bytes hold those of all
+ * columns; numbers come in runs of 8 for each column, 32 bytes of a column for 64 k. */
+static void floats_q4_k(float *to, const uint8_t *p, int32_t c) {
+    uint16_t half[2][16] = {{0}};
+    memcpy(&half[0][0], p + 2 * c, 2);
+    memcpy(&half[1][0], p + 16 + 2 * c, 2);
+    const float d = halves(half[0])[0], min = halves(half[1])[0];
+    for (int g = 0; g < 8; g++) {
+        const uint8_t *s = p + 32 + 12 * g, *q = p + 128 + 256 * (g / 2) + 8 * c;
+        const int low = s[c % 4], mid = s[4 + c % 4], rest = s[8 + c % 4];
+        const int scale = c < 4 ? low & 63 : (rest & 15) | (low >> 6) << 4,
+                  offset = c < 4 ? mid & 63 : rest >> 4 | (mid >> 6) << 4;
+        const float f = d * (float)scale, o = min * (float)offset;
+        for (int i = 0; i < 32; i += 16) {
+            bytes16 v;
+            memcpy(&v, q + 8 * i, 8);
+            memcpy((char *)&v + 8, q + 8 * i + 64, 8);
+            const bytes16 n = g % 2 ? v >> 4 : v & 15;
+            save(to + 32 * g + i, __builtin_convertvector(n, vf) * all(f) - all(o));
+        }
+    }
+}
+
+/* As floats, a piece of 32 columns at a time; then rounded. */
+static void read_floats(uint16_t *block, const struct iwp_gemm_quant *w, int32_t col, int32_t k0,
+                        int32_t k) {
+    _Alignas(64) float x[32 * PIECE];
+    for (int32_t i = 0; i < k; i += PIECE, block += PIECE / 32 * BLOCK) {
+        const int32_t n = k - i < PIECE ? k - i : PIECE;
+        const size_t offset = w->row * (size_t)(k0 + i) / (size_t)w->k;
+        for (int32_t j = 0; j < 32; j++) {
+            const uint8_t *p = w->w + (size_t)(col + j) * w->row + offset;
+            float *to = x + j * PIECE;
+            if (w->form == IWP_GEMM_Q4_K)
+                floats_q4_k(to,
+                            w->w + ((size_t)((col + j) / 8) * (size_t)(w->k / PIECE) +
+                                    (size_t)((k0 + i) / PIECE)) *
+                                       Q4_K_BYTES,
+                            (col + j) % 8);
+            else if (w->form == IWP_GEMM_FILE_F16)
+                for (int32_t t = 0; t < n; t += 16) save(to + t, halves(p + 2 * t));
+            else
+                w->floats(p, to, n);
+        }
+        pack_cols(block, x, PIECE, 32, n);
+    }
+}
+
+/* 32 signed bytes as 16-bit numbers. */
+static inline vf widened(const uint8_t *p) {
+    bytes32 v;
+    memcpy(&v, p, sizeof v);
+    return (vf) __builtin_convertvector(v, shorts32);
+}
+
+static void read_q8_0(uint16_t *block, const struct iwp_gemm_quant *w, int32_t col, int32_t k0,
+                      int32_t k) {
+    const size_t row = (size_t)(w->k / 32) * Q8_0_BYTES;
+    const uint8_t *p = w->w + (size_t)col * row + (size_t)(k0 / 32) * Q8_0_BYTES;
+    for (int32_t i = 0; i < k; i += 32, p += Q8_0_BYTES, block += BLOCK) {
+        uint16_t d[32];
+        for (int h = 0; h < 2; h++) {
+            vf pairs[16]; /* two neighbours of k in one number; only moved */
+            for (int j = 0; j < 16; j++) {
+                const uint8_t *at = p + (size_t)(16 * h + j) * row;
+                memcpy(&d[16 * h + j], at, sizeof d[0]);
+                pairs[j] = widened(at + 2);
+            }
+            transpose16(pairs);
+            memcpy(block + h * 512, pairs, sizeof pairs);
+            save(scales(block) + 16 * h, halves(d + 16 * h));
+        }
+    }
+}
+
+static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
+                       int32_t k0, int32_t k) {
+    for (int32_t j = 0; j < n_cols; j += 32, to += size_of(32, (size_t)k)) switch (w->form) {
+        case IWP_GEMM_Q4_0: read_q4_0(to, w, col + j, k0, k); break;
+        case IWP_GEMM_FILE_Q8_0: read_q8_0(to, w, col + j, k0, k); break;
+        default: read_floats(to, w, col + j, k0, k); break;
+        }
 }

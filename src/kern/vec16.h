@@ -135,11 +135,11 @@ static inline void transpose16(vf r[16]) {
     }
 }
 
-/* Sums of neighbours: of a in the first half, of b in the second. */
-static inline vf add_pairs(vf a, vf b) {
-    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
-                                   30) +
-           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+static inline vf evens(vf a, vf b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+static inline vf odds(vf a, vf b) {
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
 /* Element i is the sum of r[i]. */
@@ -147,7 +147,18 @@ static inline vf sums16(const vf r[16]) {
     vf t[16];
     memcpy(t, r, sizeof t);
     for (int n = 8; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) t[i] = add_pairs(t[2 * i], t[2 * i + 1]);
+        for (int i = 0; i < n; i++)
+            t[i] = evens(t[2 * i], t[2 * i + 1]) + odds(t[2 * i], t[2 * i + 1]);
+    return t[0];
+}
+
+/* Element i is the largest of r[i]. */
+static inline vf largest16(const vf r[16]) {
+    vf t[16];
+    memcpy(t, r, sizeof t);
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            t[i] = larger(evens(t[2 * i], t[2 * i + 1]), odds(t[2 * i], t[2 * i + 1]));
     return t[0];
 }
 

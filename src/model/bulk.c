@@ -23,7 +23,8 @@ enum { N_FORM = sizeof forms / sizeof forms[0], ALIGN = 64 };
 
 struct iwp_bulk {
     const struct iwp_gemm *g;
-    ggml_backend_buffer_type_t buft; /* of the layout that g reads */
+    ggml_backend_buffer_type_t buft;  /* of the layout that g reads; NULL: ggml has it not */
+    ggml_backend_buffer_type_t plain; /* of weights as in the file */
     int32_t n_thread;
     bool tried[N_FORM], known[N_FORM];
     void **scratch; /* [n_thread] */
@@ -44,7 +45,7 @@ static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
                          const uint8_t *plain, enum iwp_gemm_form form) {
     float *want = malloc(TRY_COLS * TRY_K * sizeof *want);
     uint16_t *got = aligned_alloc(ALIGN, iwp_gemm_size(g, TRY_COLS, TRY_K) * sizeof *got);
-    const struct iwp_gemm_quant w = {t->data, NULL, form, TRY_K, TRY_COLS};
+    const struct iwp_gemm_quant w = {.w = t->data, .form = form, .k = TRY_K, .m = TRY_COLS};
     bool same = want && got;
     if (same) {
         ggml_get_type_traits(t->type)->to_float(plain, want, TRY_COLS * TRY_K);
@@ -101,12 +102,14 @@ static ggml_backend_buffer_type_t layout(const struct iwp_backend *b, const char
 int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *err) {
     *out = NULL;
     const struct iwp_gemm *g = iwp_gemm_get();
-    ggml_backend_buffer_type_t buft = g ? layout(b, g->layout) : NULL;
-    if (!buft || b->n_device > 1) return 0;
+    if (!g || b->n_device > 1) return 0;
+    ggml_backend_buffer_type_t buft = layout(b, g->layout);
+    if (!buft && !(g->forms & 1u << IWP_GEMM_FILE)) return 0;
     struct iwp_bulk *u = calloc(1, sizeof *u);
     IWP_REQUIRE(u, err, IWP_ENOMEM, "out of memory");
     u->g = g;
     u->buft = buft;
+    u->plain = b->buft[iwp_backend_cpu(b)];
     u->n_thread = b->n_thread;
     u->scratch = calloc((size_t)u->n_thread, sizeof *u->scratch);
     bool enough = u->scratch != NULL;
@@ -127,13 +130,37 @@ void iwp_bulk_free(struct iwp_bulk *u) {
     free(u);
 }
 
-bool iwp_bulk_takes(struct iwp_bulk *u, const struct ggml_tensor *w) {
-    if (!u || !w || !w->buffer || ggml_backend_buffer_get_type(w->buffer) != u->buft) return false;
+/* How w lies: false when it is not read here. */
+static bool find_form(struct iwp_bulk *u, const struct ggml_tensor *w, enum iwp_gemm_form *form) {
+    const ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(w->buffer);
     const int i = form_of(w->type);
-    if (i < 0 || !(u->g->forms & 1u << forms[i].form) || w->ne[1] % IWP_GEMM_SIDE) return false;
+    if (buft == u->plain) {
+        *form = w->type == GGML_TYPE_Q8_0  ? IWP_GEMM_FILE_Q8_0
+                : w->type == GGML_TYPE_F16 ? IWP_GEMM_FILE_F16
+                                           : IWP_GEMM_FILE;
+        /* f32 ones stay with ggml, which multiplies them without rounding. */
+        return (u->g->forms & 1u << *form) && w->type != GGML_TYPE_F32 &&
+               ggml_get_type_traits(w->type)->to_float && w->ne[0] % IWP_GEMM_SIDE == 0;
+    }
+    if (!u->buft || buft != u->buft || i < 0) return false;
+    *form = forms[i].form;
+    if (!(u->g->forms & 1u << *form)) return false;
     if (!u->tried[i]) u->known[i] = try_form(u, i);
     u->tried[i] = true;
     return u->known[i];
+}
+
+int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
+    enum iwp_gemm_form form;
+    if (!u || !w || !w->buffer || w->ne[1] % IWP_GEMM_SIDE || !find_form(u, w, &form)) return 0;
+    if (!u->g->fine) return 64;
+    switch (form) { /* where they overtake ggml's (docs/SPEED.md) */
+    case IWP_GEMM_Q4_0:
+    case IWP_GEMM_FILE_Q8_0: return 24;
+    case IWP_GEMM_FILE_F16: return 48;
+    case IWP_GEMM_FILE: return 64;
+    default: return 128;
+    }
 }
 
 /* ---- nodes --------------------------------------------------------------------------------------- */
@@ -188,9 +215,18 @@ struct iwp_bulk_rows iwp_bulk_rows(struct iwp_bulk *u, struct ggml_context *ctx,
     return rows_node(ctx, x, n, k, run_rows, t);
 }
 
-static struct iwp_gemm_quant quant(const struct ggml_tensor *w, const struct ggml_tensor *b) {
-    return (struct iwp_gemm_quant){w->data, b ? b->data : NULL, forms[form_of(w->type)].form,
-                                   (int32_t)w->ne[0], (int32_t)w->ne[1]};
+static struct iwp_gemm_quant quant(struct iwp_bulk *u, const struct ggml_tensor *w,
+                                   const struct ggml_tensor *b) {
+    struct iwp_gemm_quant q = {.w = w->data,
+                               .bias = b ? b->data : NULL,
+                               .k = (int32_t)w->ne[0],
+                               .m = (int32_t)w->ne[1],
+                               .row = w->nb[1],
+                               .floats = ggml_get_type_traits(w->type)->to_float};
+    const bool found = find_form(u, w, &q.form);
+    assert(found);
+    (void)found;
+    return q;
 }
 
 /* Units of columns: as wide as the kernel likes, but two for every thread. */
@@ -223,7 +259,7 @@ struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx
                                     struct iwp_bulk_rows rows, struct ggml_tensor *w,
                                     struct ggml_tensor *b, struct ggml_tensor *res) {
     struct node *t = node_new(u, ctx, rows.n, rows.k);
-    t->mat = quant(w, b);
+    t->mat = quant(u, w, b);
     deal(t, IWP_GEMM_COLS);
     assert(!res || ggml_is_contiguous(res));
     struct ggml_tensor *args[2] = {rows.t, res};
@@ -246,8 +282,8 @@ struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx
                                     struct iwp_bulk_rows rows, struct ggml_tensor *const gate[2],
                                     struct ggml_tensor *const up[2]) {
     struct node *t = node_new(u, ctx, rows.n, rows.k);
-    t->mat = quant(up[0], up[1]);
-    t->gate = quant(gate[0], gate[1]);
+    t->mat = quant(u, up[0], up[1]);
+    t->gate = quant(u, gate[0], gate[1]);
     deal(t, IWP_GEMM_COLS / 2);
     return rows_node(ctx, rows.t, rows.n, t->mat.m, run_gated, t);
 }

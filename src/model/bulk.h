@@ -1,23 +1,21 @@
 /* Products of many rows with the decoder's quantised weights (struct iwp_gemm_bulk) as custom nodes.
  *
- * Decoding and short runs stay with ggml, in whose layout for this CPU the weights are (AMX, or the one it
- * repacks q4_0 into elsewhere); from IWP_BULK_ROWS rows on our products read that same layout: no second
- * copy, nothing to do at load.  The layout is ggml's own
- * affair, so a type is tried on random weights before its first use, and left to ggml where a number differs.
+ * Decoding and short runs stay with ggml, in whose layout for this CPU the weights are (AMX, the one it
+ * repacks q4_0 and q4_K into elsewhere, or rows as in the file); from some number of rows on our products read
+ * that same layout: no second copy, nothing to do at load.  A layout is ggml's own affair, so a type is
+ * tried on random weights before its first use, and left to ggml where a number differs.
  * Only when the CPU is the only device. */
 #ifndef IWP_MODEL_BULK_H
 #define IWP_MODEL_BULK_H
 
 #include "model/backend.h"
 
-enum { IWP_BULK_ROWS = 64 };
-
 struct iwp_bulk;
 /* *out is NULL where nothing is to be gained. */
 int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *err);
 void iwp_bulk_free(struct iwp_bulk *u); /* NULL is fine */
-/* A loaded weight can be multiplied here; false for u NULL. */
-bool iwp_bulk_takes(struct iwp_bulk *u, const struct ggml_tensor *w);
+/* From how many rows on a loaded weight is multiplied here; 0: never, also for u NULL. */
+int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w);
 
 /* n rows of k numbers as an operand of products. */
 struct iwp_bulk_rows {

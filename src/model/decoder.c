@@ -197,11 +197,15 @@ static void name_type(struct iwp_decoder *d, const struct iwp_gguf *g) {
     snprintf(d->file_type, sizeof d->file_type, "%s", info ? info->name : "?");
 }
 
-static bool takes_bulk(const struct iwp_decoder *d, const struct iwp_decoder_layer *y) {
+static int32_t bulk_rows(const struct iwp_decoder *d, const struct iwp_decoder_layer *y) {
     const struct ggml_tensor *w[] = {y->wq, y->wk, y->wv, y->wo, y->gate, y->up, y->down};
-    bool all = true;
-    for (size_t i = 0; i < sizeof w / sizeof w[0]; i++) all = all && iwp_bulk_takes(d->bulk, w[i]);
-    return all;
+    int32_t most = 0;
+    for (size_t i = 0; i < sizeof w / sizeof w[0]; i++) {
+        const int32_t from = iwp_bulk_from(d->bulk, w[i]);
+        if (!from) return 0;
+        if (from > most) most = from;
+    }
+    return most;
 }
 
 int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct iwp_gguf *g,
@@ -221,7 +225,7 @@ int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct 
     name_type(d, g);
     IWP_TRY_GOTO(iwp_weights_load(d->weights, "load", err));
     IWP_TRY_GOTO(iwp_bulk_new(&d->bulk, b, err));
-    for (int32_t l = 0; l < d->n_layer; l++) d->layer[l].bulk = takes_bulk(d, &d->layer[l]);
+    for (int32_t l = 0; l < d->n_layer; l++) d->layer[l].bulk_rows = bulk_rows(d, &d->layer[l]);
     ggml_backend_tensor_get(d->out_norm, d->final_norm, 0,
                             (size_t)d->d_model * sizeof *d->final_norm);
     return 0;
@@ -256,7 +260,7 @@ static struct ggml_tensor *norm(const struct iwp_decoder *d, struct ggml_context
 }
 
 static bool in_bulk(const struct iwp_decoder_layer *y, const struct ggml_tensor *x) {
-    return y->bulk && x->ne[1] >= IWP_BULK_ROWS;
+    return y->bulk_rows && x->ne[1] >= y->bulk_rows;
 }
 
 static struct ggml_tensor *linear(struct ggml_context *ctx, struct ggml_tensor *w,

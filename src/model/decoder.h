@@ -13,11 +13,11 @@
 
 struct iwp_decoder_layer {
     int32_t device;
-    bool bulk;                                /* many rows at once go through iwp_decoder.bulk */
-    struct ggml_tensor *attn_norm, *ffn_norm; /* [D] */
-    struct ggml_tensor *wq, *wk, *wv, *wo;    /* [D, H d] [D, G d] [D, G d] [H d, D] */
-    struct ggml_tensor *bq, *bk, *bv, *bo;    /* or NULL */
-    struct ggml_tensor *gate, *up, *down;     /* [D, F] [D, F] [F, D] */
+    int32_t bulk_rows; /* from so many at once on they go through iwp_decoder.bulk; 0: never */
+    struct ggml_tensor *attn_norm, *ffn_norm;            /* [D] */
+    struct ggml_tensor *wq, *wk, *wv, *wo;               /* [D, H d] [D, G d] [D, G d] [H d, D] */
+    struct ggml_tensor *bq, *bk, *bv, *bo;               /* or NULL */
+    struct ggml_tensor *gate, *up, *down;                /* [D, F] [D, F] [F, D] */
     struct ggml_tensor *gate_b, *up_b, *down_b, *factor; /* or NULL; factor: [d/2] RoPE */
 };
 

@@ -31,7 +31,7 @@ static struct weight weight_new(const struct iwp_backend *b, enum ggml_type type
     void *q = malloc(ggml_nbytes(w.t));
     for (int64_t i = 0; i < k * m; i++) w.exact[i] = test_normal(&seed) * 0.05f;
     ggml_quantize_chunk(type, w.exact, q, 0, m, k, NULL);
-    ggml_get_type_traits(type)->to_float(q, w.exact, k * m);
+    if (type != GGML_TYPE_F32) ggml_get_type_traits(type)->to_float(q, w.exact, k * m);
     ggml_backend_tensor_set(w.t, q, 0, ggml_nbytes(w.t));
     free(q);
     return w;
@@ -120,7 +120,7 @@ static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type
     struct weight w = weight_new(b, type, K, M), gate = weight_new(b, type, K, FF),
                   up = weight_new(b, type, K, FF), down = weight_new(b, type, FF, K);
     for (int i = 0; i < N * K; i++) in[i] = test_normal(&seed);
-    CHECK_MSG(iwp_bulk_takes(u, w.t), "%s is not taken", ggml_type_name(type));
+    CHECK_MSG(iwp_bulk_from(u, w.t) > 0, "%s is not taken", ggml_type_name(type));
     for (int mlp = 0; mlp < 2; mlp++) {
         struct job j =
             mlp ? (struct job){u, NULL, &gate, &up, &down} : (struct job){.bulk = u, .w = &w};
@@ -148,17 +148,22 @@ static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type
 }
 
 int main(void) {
-    static const enum ggml_type types[] = {GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0,
-                                           GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
+    static const enum ggml_type types[] = {
+        GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K,
+        GGML_TYPE_Q6_K, GGML_TYPE_Q5_0, GGML_TYPE_Q3_K, GGML_TYPE_BF16, GGML_TYPE_F16};
+    enum { ALL = sizeof types / sizeof types[0], IN_TILES = 6 };
     struct iwp_backend *b;
     struct iwp_bulk *u;
     iwp_err err = {0};
     CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2}, &err), 0);
     CHECK_INT(iwp_bulk_new(&u, b, &err), 0);
     if (!u) puts("products of many rows stay with ggml here");
-    /* Without AMX ggml has a layout we know for the first type alone. */
-    const size_t n_type = u && strcmp(iwp_gemm_get()->name, "amx") == 0 ? 6 : u ? 1 : 0;
+    /* With AMX those that ggml has in its tiles. */
+    const size_t n_type = !u ? 0 : strcmp(iwp_gemm_get()->name, "amx") == 0 ? IN_TILES : ALL;
     for (size_t i = 0; i < n_type; i++) check(b, u, types[i]);
+    struct weight exact = weight_new(b, GGML_TYPE_F32, K, M);
+    CHECK(iwp_bulk_from(u, exact.t) == 0); /* ggml rounds nothing there */
+    weight_free(&exact);
     struct iwp_backend two = *b; /* another device could be handed a custom op */
     struct iwp_bulk *none;
     two.n_device = 2;

@@ -343,10 +343,86 @@ static uint8_t *repacked(int32_t m, int32_t k, double *w) {
     return blocks;
 }
 
+/* q4_K there. */
+static uint8_t *repacked_k(int32_t m, int32_t k, double *w) {
+    enum { BYTES = 32 + 96 + 1024 };
+    const size_t size = (size_t)(m / 8 * (k / 256)) * BYTES;
+    uint8_t *blocks = room(size);
+    memset(blocks, 0, size);
+    for (int32_t j = 0; j < m; j++)
+        for (int32_t i = 0; i < k; i++) {
+            uint8_t *t = blocks + (size_t)(j / 8 * (k / 256) + i / 256) * BYTES;
+            const int c = j % 8, g = i % 256 / 32, q = (int)(test_rand(&seed) % 16);
+            static int scale, offset; /* of 32 k */
+            static double d, min;     /* of 256 */
+            if (i % 256 == 0) {
+                d = (1 + (double)(test_rand(&seed) % 1000)) / 16384;
+                min = (double)(test_rand(&seed) % 1000) / 16384;
+                const uint16_t hd = half_of(d), hm = half_of(min);
+                memcpy(t + 2 * c, &hd, 2);
+                memcpy(t + 16 + 2 * c, &hm, 2);
+            }
+            if (i % 32 == 0) {
+                scale = (int)(test_rand(&seed) % 64), offset = (int)(test_rand(&seed) % 64);
+                uint8_t *s = t + 32 + 12 * g;
+                if (c < 4) {
+                    s[c] |= (uint8_t)scale;
+                    s[4 + c] |= (uint8_t)offset;
+                } else {
+                    s[c - 4] |= (uint8_t)(scale >> 4 << 6);
+                    s[c] |= (uint8_t)(offset >> 4 << 6);
+                    s[c + 4] = (uint8_t)((scale & 15) | (offset & 15) << 4);
+                }
+            }
+            t[128 + 256 * (g / 2) + i % 32 / 8 * 64 + c * 8 + i % 8] |= (uint8_t)(q << 4 * (g % 2));
+            w[(size_t)j * (size_t)k + (size_t)i] = q * d * scale - min * offset;
+        }
+    return blocks;
+}
+
+/* q8_0 as in files. */
+static uint8_t *file_q8_0(int32_t m, int32_t k, double *w) {
+    uint8_t *blocks = room((size_t)(m * (k / 32)) * 34);
+    for (int32_t i = 0; i < m * (k / 32); i++) {
+        const double d =
+            (1 + (double)(test_rand(&seed) % 1000)) / 16384 * (test_rand(&seed) % 4 ? 1 : -1);
+        const uint16_t hd = half_of(d);
+        memcpy(blocks + (size_t)i * 34, &hd, 2);
+        for (int t = 0; t < 32; t++) {
+            const int q = (int)(test_rand(&seed) % 256) - 128;
+            blocks[(size_t)i * 34 + 2 + (size_t)t] = (uint8_t)(int8_t)q;
+            w[(size_t)i * 32 + (size_t)t] = q * d;
+        }
+    }
+    return blocks;
+}
+
+/* f16 as in files. */
+static void of_halves(const void *from, float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = (float)of_half(((const uint16_t *)from)[i]);
+}
+
+static uint8_t *file_f16(int32_t m, int32_t k, double *w) {
+    uint16_t *h = room((size_t)(m * k) * 2);
+    for (int32_t i = 0; i < m * k; i++) {
+        h[i] = half_of((double)test_normal(&seed));
+        w[i] = of_half(h[i]);
+    }
+    return (uint8_t *)h;
+}
+
+static struct iwp_gemm_quant quant_of(const uint8_t *w, const float *bias, enum iwp_gemm_form form,
+                                      int32_t k, int32_t m) {
+    return (struct iwp_gemm_quant){w, bias, form, k, m, (size_t)k * 2, of_halves};
+}
+
 /* Random weights as gemm.h describes them, and what they stand for. */
 static uint8_t *quantised(const struct iwp_gemm *path, enum iwp_gemm_form form, int32_t m,
                           int32_t k, double *w) {
-    if (strcmp(path->layout, "CPU_REPACK") == 0) return repacked(m, k, w);
+    if (form == IWP_GEMM_FILE_Q8_0) return file_q8_0(m, k, w);
+    if (form == IWP_GEMM_FILE_F16 || form == IWP_GEMM_FILE) return file_f16(m, k, w);
+    if (strcmp(path->layout, "CPU_REPACK") == 0)
+        return form == IWP_GEMM_Q4_K ? repacked_k(m, k, w) : repacked(m, k, w);
     static const int bits[] = {4, 4, 8, 4, 5, 6};
     const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(form);
     uint8_t *tiles = room((size_t)(m / 16 * (k / z.k)) * z.bytes);
@@ -408,16 +484,22 @@ static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
     const int32_t m = 96, k = 768, col = 32, cols = 64, k0 = 256, len = 512;
     double *w = room((size_t)(m * k) * 8);
     uint8_t *tiles = quantised(g, form, m, k, w);
-    const struct iwp_gemm_quant q = {tiles, NULL, form, k, m};
+    const struct iwp_gemm_quant q = quant_of(tiles, NULL, form, k, m);
     uint16_t *panels = room(iwp_gemm_size(g, (size_t)cols, (size_t)len) * 2);
     g->read(panels, &q, col, cols, k0, len);
     int bad = 0;
     for (int32_t j = 0; j < cols; j++)
         for (int32_t i = 0; i < len; i++) {
-            const double want = w[(col + j) * k + k0 + i];
+            const double *run = w + (col + j) * k + k0 + i / 32 * 32, want = run[i % 32];
             const double got = in_panels(g, panels, len, j, i);
-            /* A minimum is taken from a product of up to 128 scales. */
-            bad += !(fabs(got - want) <= 0x1p-8 * fabs(want) + 0x1p-18);
+            /* bf16: a minimum is taken from a product of up to 128 scales.  Integers of four and eight bits
+             * stay as they are, others are rounded to parts of the largest of 32. */
+            double bound = 0x1p-8 * fabs(want) + 0x1p-18, most = 0;
+            for (int t = 0; t < 32; t++) most = fmax(most, fabs(run[t]));
+            if (g->fine)
+                bound = form == IWP_GEMM_Q4_0 || form == IWP_GEMM_FILE_Q8_0 ? 1e-7 * fabs(want)
+                                                                            : 0x1.01p-14 * most;
+            bad += !(fabs(got - want) <= bound);
         }
     CHECK_MSG(bad == 0, "%s form %d: %d of %d numbers off", g->name, (int)form, bad, cols * len);
     free(w), free(tiles), free(panels);
@@ -437,13 +519,13 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     const struct iwp_gemm_norm norm = {nw, NULL, 1e-6f, true};
     struct iwp_gemm_bulk op = {.rows = rows,
                                .n = n,
-                               .mat = {tiles, bias, form, k, m},
+                               .mat = quant_of(tiles, bias, form, k, m),
                                .act = gated ? IWP_GEMM_SILU : IWP_GEMM_NONE,
                                .y = y,
                                .res = n % 2 ? res : NULL,
                                .stride = m,
                                .out = out};
-    if (gated) op.gate = (struct iwp_gemm_quant){tiles_g, NULL, form, k, m};
+    if (gated) op.gate = quant_of(tiles_g, NULL, form, k, m);
     void *scratch = room(iwp_gemm_bulk_scratch(g));
     const int32_t cut = n > 32 ? 32 : n;
     g->pack_rows(rows, x, k, 0, cut, k, &norm);
@@ -481,12 +563,15 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
 }
 
 static void check_quantised(const struct iwp_gemm *g) {
-    for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_Q6_K; form++) {
+    for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_FILE; form++) {
         if (!(g->forms & 1u << form)) continue;
         check_read(g, form);
         check_bulk(g, form, 33, 256, 96, false);
         check_bulk(g, form, 32, 512, 64, true);
     }
+    for (int form = IWP_GEMM_FILE_Q8_0; form <= IWP_GEMM_FILE && g->fine; form++)
+        check_bulk(g, form, 40, 1376, 96,
+                   form != IWP_GEMM_FILE_F16); /* pieces of k, the last one short */
     check_bulk(g, IWP_GEMM_Q4_0, 1, 32, 64, false);
     check_bulk(g, IWP_GEMM_Q4_0, 70, 2592, 64, false); /* several blocks of k, the last one short */
     check_bulk(g, IWP_GEMM_Q4_0, 515, 64, 64, true);   /* more rows than share a block */
@@ -533,7 +618,9 @@ static double now(void) {
 static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
                        int32_t m) {
     if (!(g->forms & 1u << form)) return;
-    const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(form);
+    struct iwp_gemm_tile_size z = {32, 16 * 34};
+    if (form > IWP_GEMM_FILE_Q8_0) z.bytes = 16 * 64;
+    if (form < IWP_GEMM_FILE_Q8_0) z = iwp_gemm_tile_size(form);
     const size_t bytes = (size_t)(m / 16 * (k / z.k)) * z.bytes; /* as many in any layout */
     uint8_t *w = room(bytes);
     for (size_t i = 0; i < bytes; i++) w[i] = (uint8_t)(test_rand(&seed) % 60);
@@ -542,7 +629,7 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
              *out = room(iwp_gemm_size(g, (size_t)n, (size_t)m) * 2);
     struct iwp_gemm_bulk op = {.rows = rows,
                                .n = n,
-                               .mat = {w, NULL, form, k, m},
+                               .mat = quant_of(w, NULL, form, k, m),
                                .act = IWP_GEMM_NONE,
                                .y = y,
                                .stride = m,
@@ -638,8 +725,10 @@ static void bench(const struct iwp_gemm *g) {
     for (int32_t n = 32; n <= 512; n *= 4) {
         bench_bulk(g, IWP_GEMM_Q4_0, n, 3584, 3584);
         bench_bulk(g, IWP_GEMM_Q8_0, n, 3584, 3584);
+        bench_bulk(g, IWP_GEMM_FILE_Q8_0, n, 3584, 3584);
     }
     bench_bulk(g, IWP_GEMM_Q4_K, 512, 3584, 3584);
+    bench_bulk(g, IWP_GEMM_FILE_F16, 512, 3584, 3584);
     bench_bulk(g, IWP_GEMM_Q6_K, 512, 3584, 3584);
     bench_bulk(g, IWP_GEMM_Q4_0, 512, 3584, 18944);
     bench_bulk(g, IWP_GEMM_Q4_0, 512, 18944, 3584);
