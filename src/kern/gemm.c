@@ -90,11 +90,11 @@ size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d,
                                bool split) {
     const size_t wide = iwp_gemm_up((size_t)d), wide_v = iwp_gemm_up((size_t)d_v);
     const size_t packed = iwp_gemm_size(g, (size_t)n_k, wide + wide_v) + /* k and v */
-                          iwp_gemm_size(g, IWP_GEMM_QUERIES, wide) +     /* q */
-                          iwp_gemm_size(g, IWP_GEMM_KEYS, 32);           /* weights */
+                          iwp_gemm_size(g, IWP_GEMM_QUERIES, wide);      /* q */
+    const size_t weights = 2 * iwp_gemm_size(g, IWP_GEMM_KEYS, 32);
     const size_t floats = IWP_GEMM_QUERIES * (wide_v + 3) + /* results; maxima, sums, factors */
-                          32 * (IWP_GEMM_KEYS + wide);      /* scores, rotated rows */
-    return (packed << split) * sizeof(uint16_t) + floats * sizeof(float);
+                          32 * (2 * IWP_GEMM_KEYS + wide);  /* scores, rotated rows */
+    return ((packed << split) + weights) * sizeof(uint16_t) + floats * sizeof(float);
 }
 
 size_t iwp_gemm_bulk_scratch(const struct iwp_gemm *g) {

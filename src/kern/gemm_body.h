@@ -482,9 +482,9 @@ static struct packed divide(const struct iwp_gemm_attend *op, void *scratch) {
     w.v = w.k + (w.lo_k << w.split);
     w.q = w.v + (w.lo_v << w.split);
     w.p = w.q + (size_of(IWP_GEMM_QUERIES, wide) << w.split);
-    w.o = (float *)(void *)(w.p + (size_of(IWP_GEMM_KEYS, 32) << w.split));
+    w.o = (float *)(void *)(w.p + 2 * size_of(IWP_GEMM_KEYS, 32)); /* two blocks, or split */
     w.s = w.o + IWP_GEMM_QUERIES * wide_v;
-    w.max = w.s + IWP_GEMM_KEYS * 32;
+    w.max = w.s + 2 * IWP_GEMM_KEYS * 32;
     w.total = w.max + IWP_GEMM_QUERIES;
     w.factor = w.total + IWP_GEMM_QUERIES;
     w.turned = w.factor + IWP_GEMM_QUERIES;
@@ -529,26 +529,39 @@ static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *
     }
 }
 
-/* 32 queries against the keys [key, key + n). */
-static void attend_step(const struct packed *w, int32_t query, int32_t key, int32_t n,
-                        float scale2) {
-    const int32_t n32 = (int32_t)iwp_gemm_up((size_t)n), kt = w->kt;
-    const struct step t = {
-        w->s, w->p, w->split, w->max + query, w->total + query, w->factor + query};
+/* One or two blocks of 32 queries against the keys [key, key + n). */
+static void attend_step(const struct packed *w, int32_t query, int32_t blocks, int32_t key,
+                        int32_t n, float scale2) {
+    static const char *const none[2];
+    const int32_t n32 = (int32_t)iwp_gemm_up((size_t)n), kt = w->kt, vt = w->vt;
+    const size_t weights = size_of(IWP_GEMM_KEYS, 32);
     const uint16_t *q = w->q + ((size_t)(query / 32) * (size_t)kt * BLOCK << w->split);
+    const uint16_t *const qs[2] = {q, q + (size_t)kt * BLOCK}, *const ps[2] = {w->p,
+                                                                               w->p + weights};
+    float *const s[2] = {w->s, w->s + IWP_GEMM_KEYS * 32};
     for (int32_t i = 0; i < n32; i += 32)
-        product(w->s + i * 32, w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, q, kt,
-                w->split, false, NULL);
-    soften(&t, n, n32, scale2);
-    for (int32_t d = 0; d < w->vt; d++) {
-        float *o = w->o + ((size_t)(query / 32) * (size_t)w->vt + (size_t)d) * SUMS;
-        const vf f[2] = {load(t.factor), load(t.factor + 16)};
-        for (int32_t i = 0; key > 0 && i < SUMS; i += 16) save(o + i, load(o + i) * f[i / 16 % 2]);
+        products(blocks, (float *const[]){s[0] + i * 32, s[1] + i * 32},
+                 w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, qs, kt, w->split,
+                 false, none);
+    for (int32_t b = 0; b < blocks; b++) {
+        const int32_t at = query + 32 * b;
+        const struct step t = {
+            s[b], w->p + (size_t)b * weights, w->split, w->max + at, w->total + at, w->factor + at};
+        soften(&t, n, n32, scale2);
+    }
+    for (int32_t d = 0; d < vt; d++) {
+        float *o[2];
+        for (int32_t b = 0; b < 2; b++) {
+            o[b] = w->o + ((size_t)(query / 32 + b) * (size_t)vt + (size_t)d) * SUMS;
+            const float *factor = w->factor + query + 32 * b;
+            for (int32_t i = 0; key > 0 && b < blocks && i < SUMS; i += 16)
+                save(o[b] + i, load(o[b] + i) * load(factor + i % 32));
+        }
         const uint16_t *v = w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK;
-        tile(o, v, w->p, n32 / 32, key > 0, NULL);
+        products(blocks, o, v, 0, ps, n32 / 32, false, key > 0, none);
         if (!w->split) continue;
-        tile(o, v + w->lo_v, w->p, n32 / 32, true, NULL);
-        tile(o, v, w->p + size_of(IWP_GEMM_KEYS, 32), n32 / 32, true, NULL);
+        tile(o[0], v + w->lo_v, w->p, n32 / 32, true, NULL);
+        tile(o[0], v, w->p + weights, n32 / 32, true, NULL);
     }
 }
 
@@ -580,10 +593,12 @@ static void attend_tiles(const struct iwp_gemm_attend *op, void *scratch) {
         pack_queries(op, &w, first, n);
         for (int32_t i = 0; i < IWP_GEMM_QUERIES; i++) w.max[i] = -1e30f, w.total[i] = 0;
         for (int32_t key = 0; key < op->n_k; key += IWP_GEMM_KEYS)
-            for (int32_t i = 0; i < n; i += 32)
-                attend_step(&w, i, key,
+            for (int32_t i = 0, blocks; i < n; i += 32 * blocks) {
+                blocks = PAIRS && i + 32 < n ? 2 : 1;
+                attend_step(&w, i, blocks, key,
                             op->n_k - key < IWP_GEMM_KEYS ? op->n_k - key : (int32_t)IWP_GEMM_KEYS,
                             scale2);
+            }
         put_results(op, &w, first, n);
     }
 }

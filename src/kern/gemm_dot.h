@@ -95,7 +95,14 @@ static void tiles(float *const c[2], const uint16_t *a, const uint16_t *const b[
                                      lane_of(c[1], y, 1)};
         fetch(next[0], k);
         fetch(next[1], k);
-        for (int r = 0; r < 32; r += 4) part(4, 4, lane, a, r);
+        for (int r = 0; r < 32; r += 4) {
+            for (int i = 32 * r; i < 32 * r + 128; i += 32) { /* the next blocks, from L2 */
+                __builtin_prefetch(a + BLOCK + i, 0, 3);
+                __builtin_prefetch(x + BLOCK + i, 0, 3);
+                __builtin_prefetch(y + BLOCK + i, 0, 3);
+            }
+            part(4, 4, lane, a, r);
+        }
     }
 }
 #endif
