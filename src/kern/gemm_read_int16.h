@@ -128,9 +128,11 @@ static void read_q8_0(uint16_t *block, const struct iwp_gemm_quant *w, int32_t c
 
 static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
                        int32_t k0, int32_t k) {
-    for (int32_t j = 0; j < n_cols; j += 32, to += size_of(32, (size_t)k)) switch (w->form) {
+    for (int32_t j = 0; j < n_cols; j += 32, to += size_of(32, (size_t)k)) {
+        switch (w->form) {
         case IWP_GEMM_Q4_0: read_q4_0(to, w, col + j, k0, k); break;
         case IWP_GEMM_FILE_Q8_0: read_q8_0(to, w, col + j, k0, k); break;
         default: read_floats(to, w, col + j, k0, k); break;
         }
+    }
 }
