@@ -56,6 +56,7 @@ static int run_nll(iwp_session *s, const struct iwp_eval_sample *q, float *logit
         free(text);
         IWP_TRY(rc);
     }
+    IWP_REQUIRE(isfinite(total), err, IWP_EFORMAT, "the likelihood of a reference is not a number");
     out->score.score = total / q->n_answer;
     return 0;
 }

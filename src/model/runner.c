@@ -158,6 +158,12 @@ static void layer_inputs(const struct iwp_runner *r, const struct iwp_run *run,
     }
 }
 
+static bool are_numbers(const float *x, int32_t n) {
+    bool all = true;
+    for (int32_t i = 0; i < n; i++) all &= x[i] == x[i];
+    return all;
+}
+
 int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp_err *err) {
     const struct iwp_decoder *d = r->d;
     const size_t bytes = (size_t)run->n * (size_t)d->d_model * sizeof(float);
@@ -207,6 +213,8 @@ int iwp_runner_layers(const struct iwp_runner *r, const struct iwp_run *run, iwp
         ggml_backend_tensor_get(x, run->rows, 0, bytes);
     for (int32_t i = 0; i < run->n_span; i++)
         for (int32_t l = run->span[i].l0; l < run->span[i].l1; l++) r->kv->layer[l].n += run->n;
+    IWP_REQUIRE(!logits || are_numbers(run->logits, d->n_vocab), err, IWP_EFORMAT,
+                "what the model computes is not a number; is its file damaged?");
     return 0;
 }
 

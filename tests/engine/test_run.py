@@ -216,11 +216,25 @@ def end_to_end(d, picture):
         check(r["ttft_ms"] >= r["prefill_ms"] > 0 and r["decode_tokens_per_s"] > 0, "bench e2e: times")
 
 
+def damaged(d, base):
+    """Weights that are no numbers are an error, not an empty answer."""
+    with open(d + "/m.gguf", "rb") as f:
+        data = bytearray(f.read())
+    at = 3 * len(data) // 4           # among the weights, which are f32
+    data[at:at + 4096] = b"\xff" * 4096
+    with open(d + "/nan.gguf", "wb") as f:
+        f.write(data)
+    args = [d + "/nan.gguf" if a == d + "/m.gguf" else a for a in base]
+    r = subprocess.run([PROGRAM, *args, "-p", "What is this?", "-n", "2", "--json"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    check(r.returncode == 1 and r.stdout == "" and "not a number" in r.stderr, "NaN weights: exit %d, %r, %r" % (r.returncode, r.stdout[:200], r.stderr))
+
+
 def main():
     with tempfile.TemporaryDirectory() as d:
         iwp("convert", GOLDEN + "/models/llava-ov", "-o", d + "/m.gguf", "--mmproj", d + "/p.gguf", "--type", "f32", "-lv", "1")
         base = ["run", "-m", d + "/m.gguf", "-t", "1", "-lv", "1"]
         formats(base)
+        damaged(d, base)
         interrupt(d, base)
         pictures(d, base, GOLDEN + "/vectors/llava-ov/images/wide.png")
         bench(d)
