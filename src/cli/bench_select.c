@@ -553,7 +553,7 @@ int iwp_bench_select(int argc, char **argv) {
     if (a.output == 1) {
         iwp_json_open_object(&json, NULL);
         iwp_json_put_string(&json, "cpu", iwp_cpu_name());
-        iwp_json_put_int(&json, "threads", iwp_cpu_count());
+        iwp_json_put_int(&json, "cpus", iwp_cpu_count()); /* each row has its threads */
         iwp_json_open_array(&json, "rows");
         iwp_bench_json_keep(&json);
     } else if (a.output == 2) {

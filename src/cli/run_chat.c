@@ -135,8 +135,9 @@ static int set_prune(struct chat *c, const char *method, const char *keep, iwp_e
             a.keep = 0;
             a.keep_tokens = (int32_t)n;
         } else {
-            int rc = iwp_keep_parse(keep, &a.keep, err);
-            if (rc < 0) return iwp_err_prefix(err, rc, "/keep");
+            if (iwp_keep_parse(keep, &a.keep, err) < 0)
+                return iwp_err_set(err, IWP_EINVAL,
+                                   "/keep needs a fraction (22.2%%) or a count, not '%.30s'", keep);
             a.keep_tokens = 0;
         }
     }
