@@ -81,12 +81,13 @@ with folder() as tmp:
     span = memory[-1][0] - start
     early = [m for t, m in memory if 0.4 * span <= t - start < 0.6 * span]
     late = [m for t, m in memory if t - start >= 0.8 * span]
+    ours = sum(ms - gone > 50 for ms, gone in health)
     slowest = ", ".join(f"{ms:.0f} ({gone:.0f})" for ms, gone in sorted(health)[:-6:-1])
     health = sorted(ms for ms, _ in health)
     print(f"{'iwp-photo' if real else 'tiny model'}, 32 clients, {seconds:.0f} s: {done[0]} requests, {s.metric('tokens_predicted_total') / seconds:.1f} tokens/s, "
           f"{s.metric('n_busy_slots_per_decode'):.2f} sessions per round; /health median {health[len(health) // 2]:.1f} ms, p99 {health[int(0.99 * len(health))]:.1f} ms, "
           f"max {health[-1]:.1f} ms, {sum(h > 50 for h in health)} of {len(health)} above 50 ms; memory {min(early):.0f} then {max(late):.0f} MiB; picture cache {100 * s.metric('image_cache_hit_ratio'):.0f} % hits")
-    print(f"the host took {host / 1e3:.1f} s of the cores; the slowest /health, ms (of which the host took): {slowest}")
+    print(f"the host took {host / 1e3:.1f} s of the cores; the slowest /health, ms (of which the host took): {slowest}; {ours} above 50 ms without its pauses")
     check("memory is flat", max(late) < 1.05 * max(early) + 24, (early, late))
     check("health", health[len(health) // 2] < 1000, health[-5:])  # 50 ms is the aim; a shared machine has its own pauses
     code, log = s.stop()
