@@ -80,7 +80,7 @@ struct iwp_gemm_attend {
     float *out;
 };
 
-/* Quantised weights as ggml holds them, read while they are multiplied.  Its AMX buffers: tiles of 16 columns and
+/* A decoder's weights as ggml holds them, read while they are multiplied.  Its AMX buffers: tiles of 16 columns and
  * one block of k (32 numbers, 256 the _K ones), along k first.  A tile has the numbers of 16 columns and
  * four neighbours of k in 64 bytes, column by column; of 4-bit ones two such sets share them, the lower
  * halves first.  Then what was cut off numbers of 5 and 6 bits, scales, minima, each for 16 columns.
@@ -147,7 +147,7 @@ struct iwp_gemm {
     void (*pack_rows)(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
                       int32_t k, const struct iwp_gemm_norm *norm);
     const char *layout; /* of weights that are not FILE: the name of ggml's buffers */
-    unsigned forms;     /* that are read there, 1 << form each */
+    unsigned forms;     /* that are read, 1 << form each */
     /* n_cols ≤ IWP_GEMM_COLS columns from `col` on of k numbers from k0 on as panels; col and n_cols are
      * multiples of 32, k0 and k of the form's block. */
     void (*read)(uint16_t *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,

@@ -16,11 +16,6 @@ static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n
 #if PAIRS
 static void tiles(float *const c[2], const uint16_t *rows, const uint16_t *const cols[2],
                   int32_t n_k32, bool add, const char *const next[2]);
-#else
-static void tiles(float *const c[2], const uint16_t *rows, const uint16_t *const cols[2],
-                  int32_t n_k32, bool add, const char *const next[2]) {
-    for (int i = 0; i < 2; i++) tile(c[i], rows, cols[i], n_k32, add, next[i]);
-}
 #endif
 
 /* Values of n packed rows (or columns) of k. */
@@ -72,14 +67,18 @@ static inline void product(float *c, const uint16_t *rows, size_t lo_rows, const
     tile(c, rows, cols + (size_t)kt * BLOCK, kt, true, next ? next + 2 * step : NULL);
 }
 
-/* The same with one or two panels of columns; two are not split. */
+/* The same with one panel of columns or, where PAIRS says so, two, which are not split. */
 static inline void products(int32_t panels, float *const c[2], const uint16_t *rows, size_t lo_rows,
                             const uint16_t *const cols[2], int32_t kt, bool split, bool add,
                             const char *const next[2]) {
-    if (panels == 2)
+#if PAIRS
+    if (panels == 2) {
         tiles(c, rows, cols, kt, add, next);
-    else
-        product(c[0], rows, lo_rows, cols[0], kt, split, add, next[0]);
+        return;
+    }
+#endif
+    (void)panels; /* 1 */
+    product(c[0], rows, lo_rows, cols[0], kt, split, add, next[0]);
 }
 
 /* ---- packing --------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* Products of many rows with the decoder's quantised weights (struct iwp_gemm_bulk) as custom nodes.
+/* Products of many rows with the decoder's weights (struct iwp_gemm_bulk) as custom nodes.
  *
  * Decoding and short runs stay with ggml, in whose layout for this CPU the weights are (AMX, the one it
  * repacks q4_0 and q4_K into elsewhere, or rows as in the file); from some number of rows on our products read

@@ -349,12 +349,12 @@ static uint8_t *repacked_k(int32_t m, int32_t k, double *w) {
     const size_t size = (size_t)(m / 8 * (k / 256)) * BYTES;
     uint8_t *blocks = room(size);
     memset(blocks, 0, size);
+    int scale = 0, offset = 0; /* of 32 k */
+    double d = 0, min = 0;     /* of 256 */
     for (int32_t j = 0; j < m; j++)
         for (int32_t i = 0; i < k; i++) {
             uint8_t *t = blocks + (size_t)(j / 8 * (k / 256) + i / 256) * BYTES;
             const int c = j % 8, g = i % 256 / 32, q = (int)(test_rand(&seed) % 16);
-            static int scale, offset; /* of 32 k */
-            static double d, min;     /* of 256 */
             if (i % 256 == 0) {
                 d = (1 + (double)(test_rand(&seed) % 1000)) / 16384;
                 min = (double)(test_rand(&seed) % 1000) / 16384;
