@@ -10,13 +10,7 @@
 #include "kern/attn_sizes.h"
 #include "kern/vec16.h"
 
-enum {
-    TILE = IWP_ATTN_TILE,
-    KEYS = IWP_ATTN_KEYS,
-    STEP = IWP_ATTN_STEP,
-    CHUNK = IWP_ATTN_CHUNK,
-    MAX_BLOCKS = 512 / 32 /* of q8_0 in a row of a head */
-};
+enum { TILE = IWP_ATTN_TILE, KEYS = IWP_ATTN_KEYS, STEP = IWP_ATTN_STEP, CHUNK = IWP_ATTN_CHUNK };
 #define LOG2E  1.44269504f
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -58,13 +52,10 @@ static inline vf from_i8(const uint8_t *p) {
     return __builtin_convertvector(b, vf);
 }
 
-/* Scales of n rows of q8_0 blocks, 16 converted at a time: one by one they would cost as much as the numbers. */
-static void read_scales(float *to, const uint8_t *p, size_t row, int32_t n, int32_t blocks) {
-    uint16_t h[STEP * MAX_BLOCKS];
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t j = 0; j < blocks; j++)
-            memcpy(&h[i * blocks + j], p + (size_t)i * row + 34 * (size_t)j, sizeof *h);
-    for (int32_t i = 0; i < n * blocks; i += 16) save(to + i, halves(h + i));
+static inline float half_at(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return _cvtsh_ss(h);
 }
 
 /* Rows [first, first + n) of a head to x [room][wide]; zeros where there is nothing. */
@@ -72,8 +63,6 @@ static void unpack(float *x, int32_t room, const struct iwp_attn_rows *r, int32_
                    int32_t first, int32_t n, int32_t d, int32_t wide) {
     const uint8_t *p = (const uint8_t *)r->data + (size_t)first * r->row + (size_t)head * r->head;
     const size_t ahead = STEP * r->row; /* a load of what is not there would do nothing */
-    float scales[STEP * MAX_BLOCKS];
-    if (r->type == IWP_ATTN_Q8_0) read_scales(scales, p, r->row, n, d / 32);
     for (int32_t i = 0; i < n; i++, p += r->row, x += wide) {
         switch (r->type) {
         case IWP_ATTN_F32:
@@ -94,7 +83,7 @@ static void unpack(float *x, int32_t room, const struct iwp_attn_rows *r, int32_
             for (int32_t j = 0; j < d; j += 32) {
                 const uint8_t *b = p + 34 * (size_t)(j / 32);
                 __builtin_prefetch(b + ahead);
-                const vf scale = all(scales[i * (d / 32) + j / 32]);
+                const vf scale = all(half_at(b));
                 save(x + j, from_i8(b + 2) * scale);
                 save(x + j + 16, from_i8(b + 18) * scale);
             }
