@@ -83,7 +83,9 @@ size_t iwp_gemm_mlp_scratch(const struct iwp_gemm *g, const struct iwp_gemm_mlp 
     size_t values =
         iwp_gemm_size(g, (size_t)n, (size_t)up->k) + iwp_gemm_size(g, (size_t)n, (size_t)up->m);
     if (up->split) values += iwp_gemm_size(g, 32, (size_t)up->k) * (op->gate.w ? 2 : 1);
-    return (values << up->split) * sizeof(uint16_t) + work_size(g, op->down.k, op->down.split, n);
+    const size_t kept = g->run > 1 ? iwp_gemm_up((size_t)n) * 32 * (size_t)g->run : 0;
+    return (values << up->split) * sizeof(uint16_t) + kept * sizeof(float) +
+           work_size(g, op->down.k, op->down.split, n);
 }
 
 size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d, int32_t d_v,

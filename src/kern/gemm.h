@@ -12,10 +12,11 @@
  * With AMX numbers are bf16: rounding costs each factor at most 2^-9.  `split` takes factors as sums of
  * two bf16 numbers and adds three products (the smallest is left out): three times the work, factors good
  * to 2^-17.  Its weights are f16, of which the two numbers are made, exactly, panel by panel while they are
- * multiplied: half the memory.  Vector paths multiply integers of 14 bits, twice as many per instruction as floats; 32
- * neighbours of k share a scale, kept behind each block, and a factor is off by at most 2^-14 of the largest
- * of them.  8 bits would be faster still, but features come out 1.3 to 5 % off (docs/SPEED.md).  Sums
- * are exact to f32.  Results differ between paths of one form by the order of summation only. */
+ * multiplied: half the memory.  Vector paths multiply integers of 16 bits, twice as many per instruction as
+ * floats; 64 neighbours of k share a scale, kept behind each block, and a factor is off by at most 2^-13 of the
+ * largest of them, by 2^-16 where that is far above the others.  8 bits would be faster still, but features
+ * come out 1.3 to 5 % off (docs/SPEED.md).  Sums are exact to f32.  Results differ between paths of one form
+ * by the order of summation only. */
 #ifndef IWP_KERN_GEMM_H
 #define IWP_KERN_GEMM_H
 
@@ -23,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { IWP_GEMM_SIDE = 32 };
+enum { IWP_GEMM_SIDE = 32, IWP_GEMM_RUN = 64 }; /* of a block, of a run at most */
 enum iwp_gemm_act {
     IWP_GEMM_GELU_TANH,
     IWP_GEMM_GELU_QUICK,
@@ -129,9 +130,11 @@ struct iwp_gemm {
     const char *name;
     const char *form; /* of packed numbers: "bf16" or "int16" */
     int32_t block;    /* values of a packed block, scales included */
-    bool fine;        /* factors are good to 2^-14: there is no split */
-    /* c [32][32] = (or +=, when add) rows block · columns block over n_k32 blocks of k.  `next`: what
-     * will be read soon, or NULL; 256 bytes per block of k are fetched. */
+    bool fine;        /* factors are good to 2^-13: there is no split */
+    int32_t run;      /* blocks of k that share a scale */
+    /* c [32][32] = (or +=, when add) rows block · columns block over n_k32 blocks of k, from the
+     * beginning of a run on.  `next`: what will be read soon, or NULL; 256 bytes per block of k are
+     * fetched. */
     void (*tile)(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
     /* 32 columns (n ≤ 32 given as rows of w) into one panel; and the same of f16 numbers, for split
@@ -149,10 +152,11 @@ struct iwp_gemm {
     const char *layout; /* of weights that are not FILE: the name of ggml's buffers */
     unsigned forms;     /* that are read, 1 << form each */
     /* n_cols ≤ IWP_GEMM_COLS columns from `col` on of k numbers from k0 on as panels; col and n_cols are
-     * multiples of 32, k0 and k of the form's block. */
+     * multiples of 32, k of the form's block, k0 of that and of a run. */
     void (*read)(uint16_t *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
                  int32_t k0, int32_t k);
-    /* The columns [col, col + n_cols) of all rows; scratch of iwp_gemm_bulk_scratch bytes. */
+    /* The columns [col, col + n_cols) of all rows; with a gate col is a multiple of IWP_GEMM_RUN.  Scratch of
+     * iwp_gemm_bulk_scratch bytes. */
     void (*bulk)(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch);
 };
 

@@ -3,22 +3,29 @@
 
 #include "kern/vec16.h"
 
-enum { BLOCK = 32 * 32, SCALED = 0 };
+enum { BLOCK = 32 * 32, SCALED = 0, RUN = 1 };
 #define FORM    "bf16"
 #define HALVES  pack_halves
 #define PAIRS   0
 #define PART    1.0f
 #define NOTHING 0.0f
+#define NORM    0.0f
+#define VALUES  0.0f
 
-/* 32 neighbours of k. */
-static inline void put_run(uint16_t *to, float *scale, vf a, vf b) {
-    (void)scale;
-    save_bf16(to, a);
-    save_bf16(to + 16, b);
+/* Numbers of their own need no scale. */
+struct fit {
+    char none;
+};
+static inline struct fit fit_of(const vf *v, int n, float size) {
+    (void)v, (void)n, (void)size;
+    return (struct fit){0};
 }
 
-static inline void put_runs(uint16_t to[16][32], float *scale, const vf a[16], const vf b[16]) {
-    for (int i = 0; i < 16; i++) put_run(to[i], scale, a[i], b[i]);
+/* 32 neighbours of k. */
+static inline void put_run(uint16_t *to, float *scale, const vf v[2], struct fit f) {
+    (void)scale, (void)f;
+    save_bf16(to, v[0]);
+    save_bf16(to + 16, v[1]);
 }
 
 /* Weights of two neighbouring keys, for 16 queries. */

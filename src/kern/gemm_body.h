@@ -2,6 +2,7 @@
  * says what numbers are packed into (gemm_bf16.h, gemm_int16.h), includes this and defines tile(), for its
  * instruction set.  Nothing here decides a keep-list, so multiply-adds may be contracted
  * (cmake/kern.cmake). */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 #include "kern/vec16.h"
 
 enum { SUMS = 32 * 32 }; /* of a product */
+static_assert(32 * RUN <= IWP_GEMM_RUN, "a run is larger than gemm.h says");
 
 static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
@@ -83,9 +85,9 @@ static inline void products(int32_t panels, float *const c[2], const uint16_t *r
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-/* 32 values, n of them given. */
-static inline void load_tail(float out[32], const float *p, int32_t n) {
-    memset(out, 0, 32 * sizeof *out);
+/* `size` values, n of them given. */
+static inline void load_tail(float *out, const float *p, int32_t n, int32_t size) {
+    memset(out, 0, (size_t)size * sizeof *out);
     memcpy(out, p, (size_t)n * sizeof *out);
 }
 
@@ -114,35 +116,39 @@ static struct row_scale measure(const float *x, int32_t k, const struct iwp_gemm
 }
 
 /* 32 neighbours of k of one row; lo > 0: and the rest of the rounding lo values further. */
-static inline void put_row(uint16_t *block, size_t lo, int32_t row, vf a, vf b) {
-    put_run(block + row * 32, scales(block) + row, a, b);
-    if (lo) put_run(block + lo + row * 32, scales(block + lo) + row, rest(a), rest(b));
+static inline void put_row(uint16_t *block, size_t lo, int32_t row, const vf v[2], struct fit f) {
+    put_run(block + row * 32, scales(block) + row, v, f);
+    if (!lo) return;
+    const vf low[2] = {rest(v[0]), rest(v[1])};
+    put_run(block + lo + row * 32, scales(block + lo) + row, low, f);
 }
 
 /* k values of one row into blocks, normed on the way when norm has weights. */
 static void pack_row(uint16_t *to, size_t lo, int32_t row, const float *x, int32_t k,
                      const struct iwp_gemm_norm *norm) {
+    enum { LEN = 32 * RUN };
     struct row_scale r = {0, 1};
     if (norm && norm->w) r = measure(x, k, norm);
-    for (int32_t i = 0; i < k; i += 32, to += BLOCK) {
-        const int32_t n = k - i < 32 ? k - i : 32;
-        float tx[32], tw[32], tb[32];
+    for (int32_t i = 0; i < k; i += LEN) {
+        const int32_t n = k - i < LEN ? k - i : LEN, blocks = (n + 31) / 32;
+        float tx[LEN], tw[LEN], tb[LEN];
         const float *px = x + i, *pw = NULL, *pb = NULL;
         if (norm && norm->w) pw = norm->w + i;
         if (pw && norm->b) pb = norm->b + i;
-        if (n < 32) {
-            load_tail(tx, px, n);
+        if (n < LEN) {
+            load_tail(tx, px, n, blocks * 32);
             px = tx;
-            if (pw) load_tail(tw, pw, n), pw = tw;
-            if (pb) load_tail(tb, pb, n), pb = tb;
+            if (pw) load_tail(tw, pw, n, blocks * 32), pw = tw;
+            if (pb) load_tail(tb, pb, n, blocks * 32), pb = tb;
         }
-        vf v[2];
-        for (int h = 0; h < 2; h++) {
+        vf v[2 * RUN];
+        for (int32_t h = 0; h < 2 * blocks; h++) {
             v[h] = load(px + 16 * h);
             if (pw) v[h] = (v[h] - all(r.mean)) * all(r.factor) * load(pw + 16 * h);
             if (pb) v[h] += load(pb + 16 * h);
         }
-        put_row(to, lo, row, v[0], v[1]);
+        const struct fit f = fit_of(v, 2 * blocks, NORM);
+        for (int32_t b = 0; b < blocks; b++, to += BLOCK) put_row(to, lo, row, v + 2 * b, f);
     }
 }
 
@@ -150,12 +156,14 @@ static void pack_row(uint16_t *to, size_t lo, int32_t row, const float *x, int32
 static void pack_rows(uint16_t *to, size_t lo, const float *x, int64_t stride, int32_t n, int32_t k,
                       const struct iwp_gemm_norm *norm) {
     const size_t kt = iwp_gemm_up((size_t)k) / 32;
+    const vf zero[2] = {all(0), all(0)};
     for (int32_t i = 0; i < (int32_t)iwp_gemm_up((size_t)n); i++) {
         uint16_t *at = to + (size_t)(i / 32) * kt * BLOCK;
         if (i < n)
             pack_row(at, lo, i % 32, x + i * stride, k, norm);
         else
-            for (size_t t = 0; t < kt; t++) put_row(at + t * BLOCK, lo, i % 32, all(0), all(0));
+            for (size_t t = 0; t < kt; t++)
+                put_row(at + t * BLOCK, lo, i % 32, zero, fit_of(zero, 2, NORM));
     }
 }
 
@@ -166,22 +174,28 @@ static void pack_rows_at(uint16_t *rows, const float *x, int64_t stride, int32_t
 
 static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
                        bool low) {
-    for (int32_t i = 0; i < k; i += 32, panel += BLOCK) {
-        const int32_t len = k - i < 32 ? k - i : 32;
+    enum { LEN = 32 * RUN };
+    for (int32_t i = 0; i < k; i += LEN, panel += RUN * BLOCK) {
+        const int32_t len = k - i < LEN ? k - i : LEN, blocks = (len + 31) / 32;
         for (int32_t h = 0; h < 32; h += 16) {
-            vf a[16], b[16], pairs[16]; /* two neighbours of k in one number, which is only moved */
-            uint16_t run[16][32];
+            vf v[16][2 * RUN];
+            struct fit f[16];
             for (int32_t j = 0; j < 16; j++) {
-                float t[32] = {0};
+                float t[LEN] = {0};
                 const float *p = h + j < n ? w + (h + j) * stride + i : t;
-                if (h + j < n && len < 32) load_tail(t, p, len), p = t;
-                a[j] = low ? rest(load(p)) : load(p);
-                b[j] = low ? rest(load(p + 16)) : load(p + 16);
+                if (h + j < n && len < LEN) load_tail(t, p, len, LEN), p = t;
+                for (int32_t b = 0; b < 2 * blocks; b++)
+                    v[j][b] = low ? rest(load(p + 16 * b)) : load(p + 16 * b);
+                f[j] = fit_of(v[j], 2 * blocks, NORM);
             }
-            put_runs(run, scales(panel) + h, a, b);
-            memcpy(pairs, run, sizeof pairs);
-            transpose16(pairs);
-            memcpy(panel + h * 32, pairs, sizeof pairs);
+            for (int32_t b = 0; b < blocks; b++) {
+                uint16_t *to = panel + b * BLOCK;
+                vf pairs[16]; /* two neighbours of k in one number, which is only moved */
+                for (int32_t j = 0; j < 16; j++)
+                    put_run((uint16_t *)&pairs[j], scales(to) + h + j, v[j] + 2 * b, f[j]);
+                transpose16(pairs);
+                memcpy(to + h * 32, pairs, sizeof pairs);
+            }
         }
     }
 }
@@ -195,7 +209,7 @@ static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n
 static inline void bias_of(float out[32], const struct iwp_gemm_mat *m, int32_t col) {
     const int32_t n = m->m - col < 32 ? m->m - col : 32;
     if (m->bias)
-        load_tail(out, m->bias + col, n);
+        load_tail(out, m->bias + col, n, 32);
     else
         memset(out, 0, 32 * sizeof *out);
 }
@@ -301,20 +315,48 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
     }
 }
 
-/* act(gate) * up as the next product's rows; columns beyond m come out as zero (no bias there). */
+/* Row r of act(gate) * up, or act(up); columns beyond m come out as zero (no bias there). */
+static inline void hidden_row(vf v[2], int32_t r, const float *up, const float *gate,
+                              const float *bias_up, const float *bias_gate, enum iwp_gemm_act act) {
+    for (int h = 0; h < 2; h++) {
+        const int32_t i = r * 32 + 16 * h;
+        const vf u = load(up + i) + load(bias_up + 16 * h);
+        if (gate)
+            v[h] = activate(load(gate + i) + load(bias_gate + 16 * h), act) * u;
+        else
+            v[h] = activate(u, act);
+    }
+}
+
+/* The same as the next product's rows, each block of them a run of its own. */
 static void store_rows(uint16_t *to, size_t lo, const float *up, const float *gate,
                        const float *bias_up, const float *bias_gate, enum iwp_gemm_act act) {
     for (int32_t r = 0; r < 32; r++) {
         vf v[2];
-        for (int h = 0; h < 2; h++) {
-            const int32_t i = r * 32 + 16 * h;
-            const vf u = load(up + i) + load(bias_up + 16 * h);
-            if (gate)
-                v[h] = activate(load(gate + i) + load(bias_gate + 16 * h), act) * u;
-            else
-                v[h] = activate(u, act);
-        }
-        put_row(to, lo, r, v[0], v[1]);
+        hidden_row(v, r, up, gate, bias_up, bias_gate, act);
+        put_row(to, lo, r, v, fit_of(v, 2, NORM));
+    }
+}
+
+/* The same as floats, until the run is complete. */
+static void keep_rows(float *to, const float *up, const float *gate, const float *bias_up,
+                      const float *bias_gate, enum iwp_gemm_act act) {
+    for (int32_t r = 0; r < 32; r++, to += 32) {
+        vf v[2];
+        hidden_row(v, r, up, gate, bias_up, bias_gate, act);
+        save(to, v[0]);
+        save(to + 16, v[1]);
+    }
+}
+
+/* n kept blocks, a run, as rows. */
+static void store_run(uint16_t *to, const float *kept, int32_t n) {
+    for (int32_t r = 0; r < 32; r++) {
+        vf v[2 * RUN];
+        for (int32_t i = 0; i < 2 * n; i++)
+            v[i] = load(kept + (size_t)(i / 2) * SUMS + r * 32 + i % 2 * 16);
+        const struct fit f = fit_of(v, 2 * n, NORM);
+        for (int32_t b = 0; b < n; b++) put_row(to + (size_t)b * BLOCK, 0, r, v + 2 * b, f);
     }
 }
 
@@ -325,6 +367,8 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
     const size_t lo = size_of((size_t)n, (size_t)up->k), hidden = size_of((size_t)n, (size_t)up->m),
                  lo_h = up->split ? hidden : 0, panel = up->split ? 2 * (size_t)kt * BLOCK : 0;
     uint16_t *a = scratch, *h = a + (lo << up->split), *room = h + (hidden << up->split);
+    float *kept = (float *)(void *)(room + panel * (gate ? 2 : 1)); /* [n/32][RUN] blocks */
+    float *work = kept + (RUN > 1 ? iwp_gemm_up((size_t)n) * 32 * RUN : 0);
     _Alignas(64) float sums[2][SUMS], bias[2][32];
     const float *x = op->x + first * op->stride;
     pack_rows(a, up->split ? lo : 0, x, op->stride, n, up->k, &op->norm);
@@ -340,19 +384,24 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
         }
         for (int32_t r = 0; r < n; r += 32) {
             const uint16_t *rows = a + (size_t)(r / 32) * (size_t)kt * BLOCK;
-            uint16_t *to = h + ((size_t)(r / 32) * (size_t)ht + (size_t)p) * BLOCK;
+            uint16_t *to = h + ((size_t)(r / 32) * (size_t)ht + (size_t)(p - p % RUN)) * BLOCK;
             const char *const next[2] = {part_of(up, p + wide, 0, kt, r),
                                          part_of(second, p + 2 * wide - 1, 0, kt, r)};
             products(panels, (float *const[]){sums[0], sums[1]}, rows, lo, w, kt, up->split, false,
                      next);
             if (gate && panels == 1)
                 product(sums[1], rows, lo, w[1], kt, gate->split, false, next[1]);
-            store_rows(to, lo_h, sums[0], gate ? sums[1] : NULL, bias[0], bias[1], op->act);
-            if (wide == 2) store_rows(to + BLOCK, lo_h, sums[1], NULL, bias[1], NULL, op->act);
+            if (RUN == 1) {
+                store_rows(to, lo_h, sums[0], gate ? sums[1] : NULL, bias[0], bias[1], op->act);
+                continue;
+            }
+            float *run = kept + (size_t)(r / 32) * RUN * SUMS, *keep = run + p % RUN * SUMS;
+            keep_rows(keep, sums[0], gate ? sums[1] : NULL, bias[0], bias[1], op->act);
+            if (wide == 2) keep_rows(keep + SUMS, sums[1], NULL, bias[1], NULL, op->act);
+            if ((p + wide) % RUN == 0 || p + wide == ht) store_run(to, run, p % RUN + wide);
         }
     }
-    multiply(&op->down, h, n, room + panel * (gate ? 2 : 1), op->y + first * op->stride, op->stride,
-             x, IWP_GEMM_NONE);
+    multiply(&op->down, h, n, work, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -373,32 +422,44 @@ static void rotate(float *out, const float *x, int64_t stride, const float *rope
     }
 }
 
-/* n ≤ 32 rows of v into the blocks of keys [key, key + 32) of its transpose. */
+/* 32 values of each of n ≤ 32 rows, `len` of them given: 16 from c on of all rows as vectors along them, the
+ * first and the second 16 rows. */
+static inline void turn_rows(vf v[16][2 * RUN], int at, const float *x, int64_t stride, int32_t n,
+                             int32_t len, int c, bool low) {
+    float t[32][32];
+    if (n < 32 || len < 32) {
+        memset(t, 0, sizeof t);
+        for (int32_t j = 0; j < n; j++) memcpy(t[j], x + j * stride, (size_t)len * sizeof *x);
+        x = t[0];
+        stride = 32;
+    }
+    for (int h = 0; h < 2; h++) {
+        vf r[16];
+        for (int k = 0; k < 16; k++) {
+            r[k] = load(x + (16 * h + k) * stride + c);
+            if (low) r[k] = rest(r[k]);
+        }
+        transpose16(r);
+        for (int k = 0; k < 16; k++) v[k][at + h] = r[k];
+    }
+}
+
+/* n rows of v, a run of keys at most, into their blocks of its transpose. */
 static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64_t stride,
                         int32_t n, int32_t d, bool low) {
-    for (int32_t i = 0; i < d; i += 32, to += block_stride) {
-        const int32_t len = d - i < 32 ? d - i : 32;
-        const float *x = v + i;
-        int64_t row = stride;
-        float t[32][32];
-        if (n < 32 || len < 32) {
-            memset(t, 0, sizeof t);
-            for (int32_t j = 0; j < n; j++) memcpy(t[j], x + j * stride, (size_t)len * sizeof *x);
-            x = t[0];
-            row = 32;
-        }
+    const int32_t blocks = (n + 31) / 32;
+    for (int32_t i = 0; i < d; i += 32, to += block_stride)
         for (int c = 0; c < 32; c += 16) {
-            vf r[2][16];
-            for (int h = 0; h < 2; h++) {
-                for (int k = 0; k < 16; k++) {
-                    r[h][k] = load(x + (16 * h + k) * row + c);
-                    if (low) r[h][k] = rest(r[h][k]);
-                }
-                transpose16(r[h]);
+            vf turned[16][2 * RUN];
+            for (int32_t b = 0; b < blocks; b++)
+                turn_rows(turned, 2 * b, v + b * 32 * stride + i, stride,
+                          n - 32 * b < 32 ? n - 32 * b : 32, d - i < 32 ? d - i : 32, c, low);
+            for (int k = 0; k < 16; k++) {
+                const struct fit f = fit_of(turned[k], 2 * blocks, VALUES);
+                for (int32_t b = 0; b < blocks; b++)
+                    put_row(to + (size_t)b * BLOCK, 0, c + k, turned[k] + 2 * b, f);
             }
-            for (int k = 0; k < 16; k++) put_row(to, 0, c + k, r[0][k], r[1][k]);
         }
-    }
 }
 
 struct step {
@@ -416,30 +477,29 @@ static inline vf top_of(const float *s, int32_t n) {
     return m;
 }
 
-/* Weights of the keys [i, i + 32) of the n, into a columns block; their sums are added to l. */
-static void put_weights(const struct step *t, int32_t i, int32_t n, const vf m[2], float scale2,
-                        vf l[2]) {
-    uint16_t *block = t->p + (size_t)(i / 32) * BLOCK;
+/* Weights of the run of keys from i on, of n (padded to n32), into columns blocks; their sums are added to l. */
+static void put_weights(const struct step *t, int32_t i, int32_t n, int32_t n32, const vf m[2],
+                        float scale2, vf l[2]) {
     const float *s = t->s + i * 32;
+    const int32_t len = n32 - i < 32 * RUN ? n32 - i : 32 * RUN, given = n - i < len ? n - i : len;
     for (int h = 0; h < 2; h++) {
-        const vf base = SCALED ? top_of(s + 16 * h, n - i < 32 ? n - i : 32) : m[h];
+        const vf base = SCALED ? top_of(s + 16 * h, given) : m[h];
+        const vf f = SCALED ? power2((base - m[h]) * all(scale2)) : all(1);
         vf total = all(0);
-        for (int32_t k = 0; k < 32; k += 2) {
+        for (int32_t k = 0; k < len; k += 2) {
             vf a = power2((load(s + k * 32 + 16 * h) - base) * all(scale2));
             vf b = power2((load(s + k * 32 + 32 + 16 * h) - base) * all(scale2));
-            if (i + k + 1 >= n) b = all(0); /* keys that are not there weigh nothing */
-            if (i + k >= n) a = all(0);
+            if (k + 1 >= given) b = all(0); /* keys that are not there weigh nothing */
+            if (k >= given) a = all(0);
             total += a + b;
-            uint16_t *to = block + h * 512 + k * 16;
+            uint16_t *to = t->p + (size_t)((i + k) / 32) * BLOCK + h * 512 + k % 32 * 16;
             put_parts(to, a, b);
             if (t->split) put_parts(to + size_of(IWP_GEMM_KEYS, 32), rest(a), rest(b));
         }
-        if (SCALED) {
-            const vf f = power2((base - m[h]) * all(scale2));
-            save(scales(block) + 16 * h, pick(f > all(NOTHING), f * all(PART), all(0)));
-            total *= f;
-        }
-        l[h] += total;
+        for (int32_t k = 0; SCALED && k < len; k += 32)
+            save(scales(t->p + (size_t)((i + k) / 32) * BLOCK) + 16 * h,
+                 pick(f > all(NOTHING), f * all(PART), all(0)));
+        l[h] += total * f;
     }
 }
 
@@ -454,7 +514,7 @@ static void soften(const struct step *t, int32_t n, int32_t n32, float scale2) {
         save(t->factor + 16 * h, f);
         l[h] = load(t->total + 16 * h) * f;
     }
-    for (int32_t i = 0; i < n32; i += 32) put_weights(t, i, n, m, scale2, l);
+    for (int32_t i = 0; i < n32; i += 32 * RUN) put_weights(t, i, n, n32, m, scale2, l);
     save(t->total, l[0]);
     save(t->total + 16, l[1]);
 }
@@ -503,10 +563,12 @@ static void pack_keys(const struct iwp_gemm_attend *op, const struct packed *w) 
         }
         pack_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, w->split ? w->lo_k : 0, k,
                   stride, n, op->d, NULL);
-        for (int low = 0; low <= w->split; low++)
-            pack_turned(w->v + (low ? w->lo_v : 0) + (size_t)(i / 32) * BLOCK, w->nt * BLOCK,
-                        op->v + i * op->v_stride, op->v_stride, n, op->d_v, low);
     }
+    for (int low = 0; low <= w->split; low++)
+        for (int32_t i = 0; i < op->n_k; i += 32 * RUN)
+            pack_turned(w->v + (low ? w->lo_v : 0) + (size_t)(i / 32) * BLOCK, w->nt * BLOCK,
+                        op->v + i * op->v_stride, op->v_stride,
+                        op->n_k - i < 32 * RUN ? op->n_k - i : 32 * RUN, op->d_v, low);
 }
 
 static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *w, int32_t first,

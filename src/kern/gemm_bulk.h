@@ -5,20 +5,28 @@
  * rows, which pass by 32 at a time. */
 enum { KC = IWP_GEMM_KC, ROWS = IWP_GEMM_ROWS };
 
-/* Finished sums of 32 rows from r on and one panel of columns. */
-static void finish(const struct iwp_gemm_bulk *op, const float *c, const float *gate, int32_t r,
-                   int32_t col) {
+/* Finished sums of 32 rows from r on and panels of columns from col on; with a gate they are used up. */
+static void finish(const struct iwp_gemm_bulk *op, float *c, const float *gate, int32_t r,
+                   int32_t col, int32_t panels) {
     const int32_t n = op->n - r < 32 ? op->n - r : 32;
     const float zero[32] = {0};
-    const float *bias = op->mat.bias ? op->mat.bias + col : zero,
-                *bias_gate = gate && op->gate.bias ? op->gate.bias + col : zero;
-    if (gate)
-        store_rows(op->out +
-                       ((size_t)(r / 32) * (size_t)(op->mat.m / 32) + (size_t)(col / 32)) * BLOCK,
-                   0, c, gate, bias, bias_gate, op->act);
-    else
-        store(op->y + r * op->stride + col, op->stride, c, n, 32, bias,
-              op->res ? op->res + r * op->stride + col : NULL, op->act);
+    const size_t at = ((size_t)(r / 32) * (size_t)(op->mat.m / 32) + (size_t)(col / 32)) * BLOCK;
+    uint16_t *to = gate ? op->out + at : NULL;
+    for (int32_t p = 0; p < panels; p++, c += SUMS, col += 32) {
+        const float *bias = op->mat.bias ? op->mat.bias + col : zero,
+                    *bias_gate = gate && op->gate.bias ? op->gate.bias + col : zero;
+        if (!gate)
+            store(op->y + r * op->stride + col, op->stride, c, n, 32, bias,
+                  op->res ? op->res + r * op->stride + col : NULL, op->act);
+        else if (RUN == 1)
+            store_rows(to + (size_t)p * BLOCK, 0, c, gate, bias, bias_gate, op->act);
+        else
+            keep_rows(c, c, gate, bias, bias_gate, op->act);
+        if (gate) gate += SUMS;
+        if (gate && RUN > 1 && (p % RUN == RUN - 1 || p == panels - 1))
+            store_run(to + (size_t)(p - p % RUN) * BLOCK, c - (size_t)(p % RUN) * SUMS,
+                      p % RUN + 1);
+    }
 }
 
 /* Rows [first, last): as many as there is room for sums. */
@@ -47,9 +55,7 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
                 if (next) next += (size_t)steps * 256 * (size_t)n;
             }
             if (k0 + k < k_all) continue;
-            for (int32_t p = 0; p < n_cols / 32; p++)
-                finish(op, c + (size_t)p * SUMS,
-                       n_w == 2 ? c + (size_t)(n_cols / 32 + p) * SUMS : NULL, r, col + p * 32);
+            finish(op, c, n_w == 2 ? c + (size_t)(n_cols / 32) * SUMS : NULL, r, col, n_cols / 32);
         }
     }
 }
@@ -67,6 +73,7 @@ static struct iwp_gemm table(const char *name) {
                              .form = FORM,
                              .block = BLOCK,
                              .fine = SCALED,
+                             .run = RUN,
                              .tile = tile,
                              .pack_cols = pack_cols,
                              .pack_halves = HALVES,

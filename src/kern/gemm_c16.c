@@ -12,16 +12,17 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
     for (int r = 0; r < 32; r++)
         for (int j = 0; j < 32; j++) {
             float s = add ? c[r * 32 + j] : 0;
-            for (int32_t i = 0; i < n_k32; i++) {
+            for (int32_t i = 0, t = 0; i < n_k32; i++) {
                 const uint16_t *x = a + (size_t)i * BLOCK, *y = b + (size_t)i * BLOCK;
-                int32_t t = 0;
                 for (int k = 0; k < 32; k++)
                     t += (int16_t)x[r * 32 + k] *
                          (int16_t)y[j / 16 * 512 + k / 2 * 32 + j % 16 * 2 + k % 2];
+                if ((i + 1) % RUN && i + 1 < n_k32) continue;
                 float scale[2];
                 memcpy(&scale[0], x + SUMS + 2 * r, sizeof scale[0]);
                 memcpy(&scale[1], y + SUMS + 2 * j, sizeof scale[1]);
                 s += (float)t * (scale[0] * scale[1]);
+                t = 0;
             }
             c[r * 32 + j] = s;
         }

@@ -1,5 +1,5 @@
 /* tile() on the integers of gemm_int16.h: TILE_ROWS rows × TILE_VECS vectors of columns at a time, as many
- * as the registers hold; then, once for a block of k, to f32 and the scales. */
+ * as the registers hold; then, once for a run of blocks, to f32 and the scales. */
 
 /* c + the sums of two neighbouring products. */
 static inline vi dot(vi c, vi a, vi b) {
@@ -41,20 +41,22 @@ static inline struct lane lane_of(float *c, const uint16_t *block, int half) {
                          (const float *)(const void *)(block + SUMS) + 16 * half, c + 16 * half};
 }
 
-/* Rows from r on; `rows` and `vecs` are constants where this is inlined. */
+/* Rows from r on of n neighbouring blocks; `rows` and `vecs` are constants where this is inlined. */
 static inline __attribute__((always_inline)) void
-part(const int rows, const int vecs, const struct lane *lane, const uint16_t *block, int r) {
+part(const int rows, const int vecs, const struct lane *lane, const uint16_t *block, int r, int n) {
     const uint16_t *a = block + r * 32;
     const float *a_scale = (const float *)(const void *)(block + SUMS) + r;
     vi s[8][4] = {0};
-    for (int k = 0; k < 16; k++) {
-        vi cols[4];
-        _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
-            memcpy(&cols[v], lane[v].b + k * 32, sizeof cols[v]);
-        _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {
-            const vi row = pair_of(a + i * 32 + 2 * k);
-            _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
-                dot(s[i][v], row, cols[v]);
+    for (int b = 0; b < n; b++, a += BLOCK) {
+        _Pragma("GCC unroll 4") for (int k = 0; k < 16; k++) {
+            vi cols[4];
+            _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
+                memcpy(&cols[v], lane[v].b + b * BLOCK + k * 32, sizeof cols[v]);
+            _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {
+                const vi row = pair_of(a + i * 32 + 2 * k);
+                _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
+                    dot(s[i][v], row, cols[v]);
+            }
         }
     }
     _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) {
@@ -75,11 +77,12 @@ static inline void fetch(const void *next, int32_t k) {
 static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,
                  const void *next) {
     if (!add) memset(c, 0, SUMS * sizeof *c);
-    for (int32_t k = 0; k < n_k32; k++, a += BLOCK, b += BLOCK) {
+    for (int32_t k = 0, n; k < n_k32; k += n, a += n * BLOCK, b += n * BLOCK) {
         const struct lane lane[2] = {lane_of(c, b, 0), lane_of(c, b, 1)};
-        fetch(next, k);
+        n = n_k32 - k < RUN ? n_k32 - k : RUN;
+        for (int32_t i = k; i < k + n; i++) fetch(next, i);
         for (int r = 0; r < 32; r += TILE_ROWS)
-            for (int v = 0; v < 2; v += TILE_VECS) part(TILE_ROWS, TILE_VECS, lane + v, a, r);
+            for (int v = 0; v < 2; v += TILE_VECS) part(TILE_ROWS, TILE_VECS, lane + v, a, r, n);
     }
 }
 
@@ -90,18 +93,22 @@ static void tiles(float *const c[2], const uint16_t *a, const uint16_t *const b[
                   bool add, const char *const next[2]) {
     for (int i = 0; i < 2 && !add; i++) memset(c[i], 0, SUMS * sizeof **c);
     const uint16_t *x = b[0], *y = b[1];
-    for (int32_t k = 0; k < n_k32; k++, a += BLOCK, x += BLOCK, y += BLOCK) {
+    for (int32_t k = 0, n; k < n_k32; k += n, a += n * BLOCK, x += n * BLOCK, y += n * BLOCK) {
         const struct lane lane[4] = {lane_of(c[0], x, 0), lane_of(c[0], x, 1), lane_of(c[1], y, 0),
                                      lane_of(c[1], y, 1)};
-        fetch(next[0], k);
-        fetch(next[1], k);
+        n = n_k32 - k < RUN ? n_k32 - k : RUN;
+        for (int32_t i = k; i < k + n; i++) {
+            fetch(next[0], i);
+            fetch(next[1], i);
+        }
         for (int r = 0; r < 32; r += 4) {
-            for (int i = 32 * r; i < 32 * r + 128; i += 32) { /* the next blocks, from L2 */
-                __builtin_prefetch(a + BLOCK + i, 0, 3);
-                __builtin_prefetch(x + BLOCK + i, 0, 3);
-                __builtin_prefetch(y + BLOCK + i, 0, 3);
-            }
-            part(4, 4, lane, a, r);
+            for (int32_t t = n; t < 2 * n; t++)
+                for (int i = 32 * r; i < 32 * r + 128; i += 32) { /* the next blocks, from L2 */
+                    __builtin_prefetch(a + t * BLOCK + i, 0, 3);
+                    __builtin_prefetch(x + t * BLOCK + i, 0, 3);
+                    __builtin_prefetch(y + t * BLOCK + i, 0, 3);
+                }
+            part(4, 4, lane, a, r, n);
         }
     }
 }

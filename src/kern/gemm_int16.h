@@ -1,11 +1,13 @@
-/* Packed numbers are integers up to LEVELS with one scale for 32 neighbours of k, behind the block; for
- * gemm_body.h.  As many products as a block has k fit into 32 bits: sums over a block are exact. */
+/* Packed numbers are integers with one scale for the 32 × RUN neighbours of k of a run, behind each of its
+ * blocks; for gemm_body.h.  The squares of a run's integers add up to less than 2^31, so a sum of products of
+ * two runs, or of parts of them, is less than that too (Cauchy and Schwarz): sums over a run are exact. */
 #include <assert.h>
+#include <math.h>
 #include <stdbool.h>
 
 #include "kern/vec16.h"
 
-enum { BLOCK = 32 * 32 + 64, SCALED = 1 };
+enum { BLOCK = 32 * 32 + 64, SCALED = 1, RUN = 2 };
 #define FORM   "int16"
 #define HALVES NULL
 #if defined(__AVX512BW__)
@@ -13,10 +15,18 @@ enum { BLOCK = 32 * 32 + 64, SCALED = 1 };
 #else
 #define PAIRS 0
 #endif
+#define MOST    32767.0f
+#define NORM    46300.0f /* root of the squares of a run at most */
+#define VALUES  32700.0f /* the same of attention's values, whose weights have up to LEVELS */
 #define LEVELS  8191.0f
-#define NOTHING 1e-16f /* smaller scales count as 0: products with subnormal ones would crawl */
-#define PART    (1.0f / LEVELS) /* of a weight of attention */
-static_assert(32 * (int64_t)LEVELS * (int64_t)LEVELS <= INT32_MAX, "32 products may not wrap");
+#define PART    (1.0f / LEVELS)
+#define NOTHING 1e-16f /* runs of smaller numbers count as 0: subnormal scales would crawl */
+/* Rounding moves an integer by 0.75 at most (gemm_read_int16.h rounds a factor too), the root of 64 squares
+ * by 6. */
+#define SQUARE(x, more) (((int64_t)(x) + (more)) * ((int64_t)(x) + (more)))
+static_assert(32 * RUN <= 64 && SQUARE(NORM, 6) <= INT32_MAX &&
+                  64 * SQUARE(LEVELS, 0) * SQUARE(VALUES, 6) <= SQUARE(INT32_MAX, 0),
+              "sums over a run may not wrap");
 
 /* Nearest integers in the lower halves, for |v| < 2^15: there the mantissa of 2^23 + 2^22 + v has them. */
 static inline vu integers(vf v) { return (vu)(v + all(12582912.0f)); }
@@ -35,29 +45,31 @@ static inline float largest(vf v) {
 #endif
 }
 
-/* 32 neighbours of k. */
-static inline void put_run(uint16_t *to, float *scale, vf a, vf b) {
-    const float most = largest(larger(magnitude(a), magnitude(b)));
-    const vf f = all(LEVELS / (most > NOTHING ? most : NOTHING));
-    const vh h[2] = {__builtin_convertvector(integers(a * f), vh),
-                     __builtin_convertvector(integers(b * f), vh)};
-    memcpy(to, h, sizeof h);
-    *scale = most > NOTHING ? most * PART : 0;
+/* How a run becomes integers, and what one of them stands for. */
+struct fit {
+    float factor, scale;
+};
+
+/* For a run of n vectors.  What is not a number makes the scale none. */
+static inline struct fit fit_of(const vf *v, int n, float size) {
+    vf m = magnitude(v[0]), s = all(0);
+    for (int i = 1; i < n; i++) m = larger(m, magnitude(v[i]));
+    const float most = largest(m);
+    if (most <= NOTHING) return (struct fit){0, 0};
+    for (int i = 0; i < n; i++) {
+        const vf x = v[i] * all(1 / most);
+        s += x * x;
+    }
+    const float norm = sqrtf(sum(s)), f = (norm * MOST < size ? MOST : size / norm) / most;
+    return (struct fit){f, 1 / f};
 }
 
-/* The same of 16 rows. */
-static inline void put_runs(uint16_t to[16][32], float *scale, const vf a[16], const vf b[16]) {
-    vf most[16];
-    float f[16];
-    for (int i = 0; i < 16; i++) most[i] = larger(magnitude(a[i]), magnitude(b[i]));
-    const vf m = largest16(most);
-    save(f, all(LEVELS) / larger(m, all(NOTHING)));
-    save(scale, pick(m > all(NOTHING), m * all(PART), all(0)));
-    for (int i = 0; i < 16; i++) {
-        const vh h[2] = {__builtin_convertvector(integers(a[i] * all(f[i])), vh),
-                         __builtin_convertvector(integers(b[i] * all(f[i])), vh)};
-        memcpy(to[i], h, sizeof h);
-    }
+/* 32 neighbours of k. */
+static inline void put_run(uint16_t *to, float *scale, const vf v[2], struct fit f) {
+    const vh h[2] = {__builtin_convertvector(integers(v[0] * all(f.factor)), vh),
+                     __builtin_convertvector(integers(v[1] * all(f.factor)), vh)};
+    memcpy(to, h, sizeof h);
+    *scale = f.scale;
 }
 
 /* Weights of two neighbouring keys, for 16 queries, from 0 to 1. */

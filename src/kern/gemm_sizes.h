@@ -20,7 +20,8 @@ struct iwp_gemm_parts {
 static inline struct iwp_gemm_parts iwp_gemm_parts(int32_t k, bool split) {
     const int32_t kt = (k + 31) / 32, most = (IWP_GEMM_KC / 32) >> split,
                   n = (kt + most - 1) / most;
-    return (struct iwp_gemm_parts){(kt + n - 1) / n, n > 1 ? IWP_GEMM_GROUP : 1};
+    const int32_t step = ((kt + n - 1) / n + 1) / 2 * 2; /* runs of integers are not cut */
+    return (struct iwp_gemm_parts){step, n > 1 ? IWP_GEMM_GROUP : 1};
 }
 
 #endif

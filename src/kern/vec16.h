@@ -152,14 +152,4 @@ static inline vf sums16(const vf r[16]) {
     return t[0];
 }
 
-/* Element i is the largest of r[i]. */
-static inline vf largest16(const vf r[16]) {
-    vf t[16];
-    memcpy(t, r, sizeof t);
-    for (int n = 8; n > 0; n /= 2)
-        for (int i = 0; i < n; i++)
-            t[i] = larger(evens(t[2 * i], t[2 * i + 1]), odds(t[2 * i], t[2 * i + 1]));
-    return t[0];
-}
-
 #endif

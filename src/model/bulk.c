@@ -56,7 +56,7 @@ static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
             const uint16_t *block = got + (j / 32 * (TRY_K / 32) + i / 32) * g->block;
             const int32_t at = j % 32 / 16 * 512 + i % 32 / 2 * 32 + j % 16 * 2 + i % 2;
             const float a = want[j * TRY_K + i], b = iwp_gemm_number(g, block, at, j % 32);
-            same = fabsf(a - b) <= 0x1p-8f * fabsf(a) + 1e-4f;
+            same = fabsf(a - b) <= 0x1p-8f * fabsf(a) + 0x1p-11f;
         }
     free(want);
     free(got);
@@ -229,11 +229,21 @@ static struct iwp_gemm_quant quant(struct iwp_bulk *u, const struct ggml_tensor 
     return q;
 }
 
-/* Units of columns: as wide as the kernel likes, but two for every thread. */
-static void deal(struct node *t, int32_t most) {
-    const int32_t m = t->mat.m, share = m / (2 * t->bulk->n_thread) / 32 * 32;
-    t->cols = share < 32 ? 32 : share < most ? share : most;
-    t->deal.n_unit = (m + t->cols - 1) / t->cols;
+/* Units of columns, multiples of `least`: as wide as the kernel likes, but two for every thread, and so that
+ * the threads end together (18 panels for two of them: six units of three, not five of four). */
+static void deal(struct node *t, int32_t least, int32_t most) {
+    const int32_t m = t->mat.m, n = t->bulk->n_thread, share = m / (2 * n) / least * least;
+    int32_t shortest = INT32_MAX;
+    for (int32_t cols = share < least  ? least
+                        : share < most ? share
+                                       : most;
+         cols > 0; cols -= least) {
+        const int32_t units = (m + cols - 1) / cols, longest = (units + n - 1) / n * cols;
+        if (longest >= shortest) continue;
+        shortest = longest;
+        t->cols = cols;
+        t->deal.n_unit = units;
+    }
 }
 
 static void run_product(struct node *t, const struct iwp_gemm_bulk *op, int ith, int nth) {
@@ -260,7 +270,7 @@ struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx
                                     struct ggml_tensor *b, struct ggml_tensor *res) {
     struct node *t = node_new(u, ctx, rows.n, rows.k);
     t->mat = quant(u, w, b);
-    deal(t, IWP_GEMM_COLS);
+    deal(t, IWP_GEMM_SIDE, IWP_GEMM_COLS);
     assert(!res || ggml_is_contiguous(res));
     struct ggml_tensor *args[2] = {rows.t, res};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, w->ne[1], rows.n, 1, 1, args, res ? 2 : 1, run_linear,
@@ -284,6 +294,6 @@ struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx
     struct node *t = node_new(u, ctx, rows.n, rows.k);
     t->mat = quant(u, up[0], up[1]);
     t->gate = quant(u, gate[0], gate[1]);
-    deal(t, IWP_GEMM_COLS / 2);
+    deal(t, IWP_GEMM_RUN, IWP_GEMM_COLS / 2);
     return rows_node(ctx, rows.t, rows.n, t->mat.m, run_gated, t);
 }

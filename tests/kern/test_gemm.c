@@ -4,7 +4,7 @@
  * Bounds.  tile: the operands are packed already, so only f32 sums differ: 1e-5 of the sum of |products|.
  * Everything else rounds factors.  To bf16 (at most 2^-9 each): the error of a result is below 2^-7 of the
  * sum of |products|, and over a whole array relative L2 below 0.5 %; split ones 2^-15 and 0.005 %.  To
- * integers (at most 2^-14 of the largest of 32): 2^-11 and 0.03 %.
+ * integers (at most 2^-13 of the largest of 64): 2^-11 and 0.03 %.
  * `--bench` prints GFLOP/s of each path instead. */
 #include "test.h"
 
@@ -39,18 +39,27 @@ static double relative(const float *got, const double *want, size_t n) {
 
 /* ---- the 32 × 32 product --------------------------------------------------------------------- */
 
-/* A block of random numbers, its scales too; some of the integers are the largest there are. */
-static void random_block(const struct iwp_gemm *g, uint16_t *to) {
-    for (int i = 0; i < 1024; i++) {
-        const float x = test_normal(&seed);
-        if (g->fine)
-            to[i] = (uint16_t)(i % 7 ? (int)(test_rand(&seed) % 16383) - 8191 : 8191);
-        else
-            memcpy(&to[i], (const char *)&x + 2, 2);
-    }
-    for (int i = 0; i < 32 && g->fine; i++) {
-        const float x = 0.5f + (float)(test_rand(&seed) % 100);
-        memcpy(to + 1024 + 2 * i, &x, sizeof x);
+/* n blocks of random numbers, scales too, the same for a run; some of the integers, or all, are the largest
+ * there can be so many of. */
+static void random_blocks(const struct iwp_gemm *g, uint16_t *to, int32_t n, bool large) {
+    const int most = 5787; /* 46300 / sqrt(64) */
+    for (int32_t b = 0; b < n; b++, to += g->block) {
+        for (int i = 0; i < 1024; i++) {
+            const float x = test_normal(&seed);
+            if (g->fine)
+                to[i] = (uint16_t)(large || i % 7 == 0
+                                       ? most
+                                       : (int)(test_rand(&seed) % (2 * (unsigned)most)) - most);
+            else
+                memcpy(&to[i], (const char *)&x + 2, 2);
+        }
+        for (int i = 0; i < 32 && g->fine; i++) {
+            const float x = 0.5f + (float)(test_rand(&seed) % 100);
+            if (b % g->run)
+                memcpy(to + 1024 + 2 * i, to - g->block + 1024 + 2 * i, sizeof x);
+            else
+                memcpy(to + 1024 + 2 * i, &x, sizeof x);
+        }
     }
 }
 
@@ -74,8 +83,8 @@ static void check_tile(const struct iwp_gemm *g) {
             uint16_t *a = room(2 * n), *b = room(2 * n);
             float *c = normals(1024, 1), before[1024];
             memcpy(before, c, sizeof before);
-            for (size_t i = 0; i < n; i += (size_t)g->block)
-                random_block(g, a + i), random_block(g, b + i);
+            random_blocks(g, a, steps[t], steps[t] == 36);
+            random_blocks(g, b, steps[t], steps[t] == 36);
             g->tile(c, a, b, steps[t], add, NULL);
             int bad = 0;
             for (int r = 0; r < 32; r++)
@@ -490,15 +499,17 @@ static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
     int bad = 0;
     for (int32_t j = 0; j < cols; j++)
         for (int32_t i = 0; i < len; i++) {
-            const double *run = w + (col + j) * k + k0 + i / 32 * 32, want = run[i % 32];
+            const int32_t len_run = 32 * g->run;
+            const double *run = w + (col + j) * k + k0 + i / len_run * len_run,
+                         want = run[i % len_run];
             const double got = in_panels(g, panels, len, j, i);
-            /* bf16: a minimum is taken from a product of up to 128 scales.  Integers of four and eight bits
-             * stay as they are, others are rounded to parts of the largest of 32. */
+            /* bf16: a minimum is taken from a product of up to 128 scales.  Integers are parts of the
+             * largest of a run or, of q4_0 and q8_0, of what that could be. */
             double bound = 0x1p-8 * fabs(want) + 0x1p-18, most = 0;
-            for (int t = 0; t < 32; t++) most = fmax(most, fabs(run[t]));
+            for (int t = 0; t < len_run; t++) most = fmax(most, fabs(run[t]));
             if (g->fine)
-                bound = form == IWP_GEMM_Q4_0 || form == IWP_GEMM_FILE_Q8_0 ? 1e-7 * fabs(want)
-                                                                            : 0x1.01p-14 * most;
+                bound = form == IWP_GEMM_Q4_0 || form == IWP_GEMM_FILE_Q8_0 ? 0x1p-11 * most
+                                                                            : 0x1.7p-14 * most;
             bad += !(fabs(got - want) <= bound);
         }
     CHECK_MSG(bad == 0, "%s form %d: %d of %d numbers off", g->name, (int)form, bad, cols * len);
@@ -527,11 +538,11 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
                                .out = out};
     if (gated) op.gate = quant_of(tiles_g, NULL, form, k, m);
     void *scratch = room(iwp_gemm_bulk_scratch(g));
-    const int32_t cut = n > 32 ? 32 : n;
+    const int32_t cut = n > 32 ? 32 : n, cols = gated ? IWP_GEMM_RUN : 32;
     g->pack_rows(rows, x, k, 0, cut, k, &norm);
     if (cut < n) g->pack_rows(rows, x, k, cut, n - cut, k, &norm);
-    g->bulk(&op, 0, 32, scratch);
-    g->bulk(&op, 32, m - 32, scratch);
+    g->bulk(&op, 0, m < cols ? m : cols, scratch);
+    if (cols < m) g->bulk(&op, cols, m - cols, scratch);
     double *xr = room((size_t)k * 8);
     int bad = 0;
     for (int32_t r = 0; r < n; r++) {
@@ -575,6 +586,7 @@ static void check_quantised(const struct iwp_gemm *g) {
     check_bulk(g, IWP_GEMM_Q4_0, 1, 32, 64, false);
     check_bulk(g, IWP_GEMM_Q4_0, 70, 2592, 64, false); /* several blocks of k, the last one short */
     check_bulk(g, IWP_GEMM_Q4_0, 515, 64, 64, true);   /* more rows than share a block */
+    check_bulk(g, IWP_GEMM_Q4_0, 33, 160, 224, true);  /* runs of columns, the last one short */
 }
 
 static void check_path(const struct iwp_gemm *g) {
