@@ -13,8 +13,8 @@
  * two bf16 numbers and adds three products (the smallest is left out): three times the work, factors good
  * to 2^-17.  Its weights are f16, of which the two numbers are made, exactly, panel by panel while they are
  * multiplied: half the memory.  Vector paths multiply integers of 16 bits, twice as many per instruction as
- * floats; 64 neighbours of k share a scale, kept behind each block, and a factor is off by at most 2^-13 of the
- * largest of them, by 2^-16 where that is far above the others.  8 bits would be faster still, but features
+ * floats; 64 neighbours of k share a scale, kept behind each block, and a factor is off by at most 2^-12 of the
+ * largest they can be, by 2^-16 where one is far above the others.  8 bits would be faster still, but features
  * come out 1.3 to 5 % off (docs/SPEED.md).  Sums are exact to f32.  Results differ between paths of one form
  * by the order of summation only. */
 #ifndef IWP_KERN_GEMM_H
@@ -130,7 +130,7 @@ struct iwp_gemm {
     const char *name;
     const char *form; /* of packed numbers: "bf16" or "int16" */
     int32_t block;    /* values of a packed block, scales included */
-    bool fine;        /* factors are good to 2^-13: there is no split */
+    bool fine;        /* factors are good to 2^-12: there is no split */
     int32_t run;      /* blocks of k that share a scale */
     /* c [32][32] = (or +=, when add) rows block · columns block over n_k32 blocks of k, from the
      * beginning of a run on.  `next`: what will be read soon, or NULL; 256 bytes per block of k are
@@ -155,7 +155,7 @@ struct iwp_gemm {
      * multiples of 32, k of the form's block, k0 of that and of a run. */
     void (*read)(uint16_t *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
                  int32_t k0, int32_t k);
-    /* The columns [col, col + n_cols) of all rows; with a gate col is a multiple of IWP_GEMM_RUN.  Scratch of
+    /* The columns [col, col + n_cols) of all rows; with a gate col is a multiple of 32 run.  Scratch of
      * iwp_gemm_bulk_scratch bytes. */
     void (*bulk)(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch);
 };

@@ -13,6 +13,9 @@
 enum { SUMS = 32 * 32 }; /* of a product */
 static_assert(32 * RUN <= IWP_GEMM_RUN, "a run is larger than gemm.h says");
 
+/* Blocks of n neighbours of k, a run at most; where a run is a block the compiler is to know. */
+static inline int32_t blocks_of(int32_t n) { return RUN == 1 ? 1 : (n + 31) / 32; }
+
 static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n_k32, bool add,
                  const void *next);
 #if PAIRS
@@ -130,7 +133,7 @@ static void pack_row(uint16_t *to, size_t lo, int32_t row, const float *x, int32
     struct row_scale r = {0, 1};
     if (norm && norm->w) r = measure(x, k, norm);
     for (int32_t i = 0; i < k; i += LEN) {
-        const int32_t n = k - i < LEN ? k - i : LEN, blocks = (n + 31) / 32;
+        const int32_t n = k - i < LEN ? k - i : LEN, blocks = blocks_of(n);
         float tx[LEN], tw[LEN], tb[LEN];
         const float *px = x + i, *pw = NULL, *pb = NULL;
         if (norm && norm->w) pw = norm->w + i;
@@ -176,7 +179,7 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
                        bool low) {
     enum { LEN = 32 * RUN };
     for (int32_t i = 0; i < k; i += LEN, panel += RUN * BLOCK) {
-        const int32_t len = k - i < LEN ? k - i : LEN, blocks = (len + 31) / 32;
+        const int32_t len = k - i < LEN ? k - i : LEN, blocks = blocks_of(len);
         for (int32_t h = 0; h < 32; h += 16) {
             vf v[16][2 * RUN];
             struct fit f[16];
@@ -427,6 +430,10 @@ static void rotate(float *out, const float *x, int64_t stride, const float *rope
 static inline void turn_rows(vf v[16][2 * RUN], int at, const float *x, int64_t stride, int32_t n,
                              int32_t len, int c, bool low) {
     float t[32][32];
+    if (c >= len) {
+        for (int k = 0; k < 16; k++) v[k][at] = v[k][at + 1] = all(0);
+        return;
+    }
     if (n < 32 || len < 32) {
         memset(t, 0, sizeof t);
         for (int32_t j = 0; j < n; j++) memcpy(t[j], x + j * stride, (size_t)len * sizeof *x);
@@ -447,7 +454,7 @@ static inline void turn_rows(vf v[16][2 * RUN], int at, const float *x, int64_t 
 /* n rows of v, a run of keys at most, into their blocks of its transpose. */
 static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64_t stride,
                         int32_t n, int32_t d, bool low) {
-    const int32_t blocks = (n + 31) / 32;
+    const int32_t blocks = blocks_of(n);
     for (int32_t i = 0; i < d; i += 32, to += block_stride)
         for (int c = 0; c < 32; c += 16) {
             vf turned[16][2 * RUN];
@@ -481,7 +488,8 @@ static inline vf top_of(const float *s, int32_t n) {
 static void put_weights(const struct step *t, int32_t i, int32_t n, int32_t n32, const vf m[2],
                         float scale2, vf l[2]) {
     const float *s = t->s + i * 32;
-    const int32_t len = n32 - i < 32 * RUN ? n32 - i : 32 * RUN, given = n - i < len ? n - i : len;
+    const int32_t len = 32 * blocks_of(n32 - i < 32 * RUN ? n32 - i : 32 * RUN),
+                  given = n - i < len ? n - i : len;
     for (int h = 0; h < 2; h++) {
         const vf base = SCALED ? top_of(s + 16 * h, given) : m[h];
         const vf f = SCALED ? power2((base - m[h]) * all(scale2)) : all(1);
@@ -564,8 +572,8 @@ static void pack_keys(const struct iwp_gemm_attend *op, const struct packed *w) 
         pack_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, w->split ? w->lo_k : 0, k,
                   stride, n, op->d, NULL);
     }
-    for (int low = 0; low <= w->split; low++)
-        for (int32_t i = 0; i < op->n_k; i += 32 * RUN)
+    for (int32_t i = 0; i < op->n_k; i += 32 * RUN)
+        for (int low = 0; low <= w->split; low++)
             pack_turned(w->v + (low ? w->lo_v : 0) + (size_t)(i / 32) * BLOCK, w->nt * BLOCK,
                         op->v + i * op->v_stride, op->v_stride,
                         op->n_k - i < 32 * RUN ? op->n_k - i : 32 * RUN, op->d_v, low);

@@ -1,6 +1,6 @@
 /* Packed numbers are integers with one scale for the 32 × RUN neighbours of k of a run, behind each of its
- * blocks; for gemm_body.h.  The squares of a run's integers add up to less than 2^31, so a sum of products of
- * two runs, or of parts of them, is less than that too (Cauchy and Schwarz): sums over a run are exact. */
+ * blocks; for gemm_body.h.  The sum of a run's squares is bounded, and so is any sum of products of two
+ * runs, or of parts of them, by the root of both (Cauchy and Schwarz): below 2^31, sums over a run are exact. */
 #include <assert.h>
 #include <math.h>
 #include <stdbool.h>
@@ -52,7 +52,7 @@ struct fit {
 
 /* For a run of n vectors.  What is not a number makes the scale none. */
 static inline struct fit fit_of(const vf *v, int n, float size) {
-    vf m = magnitude(v[0]), s = all(0);
+    vf m = magnitude(v[0]), s = all(1e-30f); /* subnormal squares would crawl */
     for (int i = 1; i < n; i++) m = larger(m, magnitude(v[i]));
     const float most = largest(m);
     if (most <= NOTHING) return (struct fit){0, 0};

@@ -31,11 +31,8 @@ static inline shorts16 times(shorts16 a, shorts16 m) {
  * multiplied with, as parts of `one`, and the scale of the run then. */
 static inline vf join(vf to[RUN], const vf d[RUN], int32_t n, float most, float one) {
     vf s = all(0);
-    float norm[16];
     for (int32_t b = 0; b < n; b++) s += d[b] * d[b];
-    save(norm, s * all(32 * most * most));
-    for (int i = 0; i < 16; i++) norm[i] = sqrtf(norm[i]);
-    const vf scale = load(norm) * all(1 / NORM);
+    const vf scale = roots(s * all(32 * most * most)) * all(1 / NORM);
     const vf f = pick(scale == all(0), all(0), all(one) / scale);
     for (int32_t b = 0; b < n; b++) to[b] = d[b] * f;
     return scale;
@@ -72,15 +69,13 @@ static void read_q4_0(uint16_t *block, const struct iwp_gemm_quant *w, int32_t c
         for (int32_t i = 0, n; i < k / 32; i += n) {
             vf d[RUN], m[RUN];
             n = k / 32 - i < RUN ? k / 32 - i : RUN;
-            for (int32_t b = 0; b < n; b++) { /* each twice, for two neighbours of k */
-                const vf x = halves(p + b * Q4_0_BYTES);
-                d[b] = zip_lower(x, x);
-            }
-            const vf twice = join(m, d, n, 8, 16), scale = evens(twice, twice);
+            for (int32_t b = 0; b < n; b++) d[b] = halves(p + b * Q4_0_BYTES); /* 8 of them */
+            const vf scale = join(m, d, n, 8, 16);
             for (int32_t b = 0; b < n; b++, p += Q4_0_BYTES, to += BLOCK) {
                 memcpy(scales(to) + j, &scale, 8 * sizeof(float));
-                read_nibbles(to + j / 16 * 512 + j % 16 * 2, p + 16,
-                             (shorts16) __builtin_convertvector(integers(m[b]), vh));
+                read_nibbles(
+                    to + j / 16 * 512 + j % 16 * 2, p + 16,
+                    (shorts16) __builtin_convertvector(integers(zip_lower(m[b], m[b])), vh));
             }
         }
     }

@@ -59,6 +59,21 @@ static inline vf halves(const void *p) {
 #endif
 }
 
+static inline vf roots(vf v) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_sqrt_ps((__m512)v);
+#elif defined(__F16C__)
+    __m256 h[2];
+    memcpy(h, &v, sizeof h);
+    for (int i = 0; i < 2; i++) h[i] = _mm256_sqrt_ps(h[i]);
+    memcpy(&v, h, sizeof v);
+    return v;
+#else
+    for (int i = 0; i < 16; i++) v[i] = sqrtf(v[i]);
+    return v;
+#endif
+}
+
 /* To nearest, ties to even; in the upper halves. */
 static inline vu round_bf16(vf v) {
     vu u = (vu)v;

@@ -230,7 +230,8 @@ static struct iwp_gemm_quant quant(struct iwp_bulk *u, const struct ggml_tensor 
 }
 
 /* Units of columns, multiples of `least`: as wide as the kernel likes, but two for every thread, and so that
- * the threads end together (18 panels for two of them: six units of three, not five of four). */
+ * the threads end together (18 panels for two of them: six units of three, not five of four).  Every unit
+ * reads all rows, which is taken to cost as much as a panel. */
 static void deal(struct node *t, int32_t least, int32_t most) {
     const int32_t m = t->mat.m, n = t->bulk->n_thread, share = m / (2 * n) / least * least;
     int32_t shortest = INT32_MAX;
@@ -238,7 +239,7 @@ static void deal(struct node *t, int32_t least, int32_t most) {
                         : share < most ? share
                                        : most;
          cols > 0; cols -= least) {
-        const int32_t units = (m + cols - 1) / cols, longest = (units + n - 1) / n * cols;
+        const int32_t units = (m + cols - 1) / cols, longest = (units + n - 1) / n * (cols + 32);
         if (longest >= shortest) continue;
         shortest = longest;
         t->cols = cols;
@@ -294,6 +295,6 @@ struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx
     struct node *t = node_new(u, ctx, rows.n, rows.k);
     t->mat = quant(u, up[0], up[1]);
     t->gate = quant(u, gate[0], gate[1]);
-    deal(t, IWP_GEMM_RUN, IWP_GEMM_COLS / 2);
+    deal(t, IWP_GEMM_SIDE * u->g->run, IWP_GEMM_COLS / 2);
     return rows_node(ctx, rows.t, rows.n, t->mat.m, run_gated, t);
 }
