@@ -181,25 +181,24 @@ static void prepare(struct iwp_server *s, struct iwp_job *j) {
     swap_body(j);
     const bool whole = j->kind == IWP_JOB_TOKENIZE || j->kind == IWP_JOB_TEMPLATE;
     if (rc >= 0 && !whole) rc = decode_pictures(j, &err);
-    const bool gone = rc < 0 && iwp_job_check_gone(j);
-    if (rc >= 0 && whole) {
-        iwp_job_answer(j, 200, &w);
-    } else {
-        iwp_json_free(&w);
-        if (rc < 0) iwp_job_fail(j, gone ? 499 : iwp_reply_status(err.code), err.msg);
-    }
+    const bool gone = rc < 0 && iwp_job_check_gone(j), over = rc < 0 || whole;
+    /* Its place in the queue is free before its client can know: the next request may come at once. */
     pthread_mutex_lock(&s->lock);
-    if (rc >= 0 && !whole) {
-        iwp_queue_add(&s->ready, j);
-        j = NULL; /* the queue's */
-    } else {
+    if (over) {
         s->n_waiting--;
         s->metrics.failed += rc < 0 && !gone;
         s->metrics.cancelled += gone;
+    } else {
+        iwp_queue_add(&s->ready, j);
     }
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
-    iwp_job_unref(j);
+    if (rc >= 0 && whole)
+        iwp_job_answer(j, 200, &w);
+    else
+        iwp_json_free(&w);
+    if (rc < 0) iwp_job_fail(j, gone ? 499 : iwp_reply_status(err.code), err.msg);
+    if (over) iwp_job_unref(j); /* else it is the queue's */
 }
 
 void *iwp_prepare_main(void *server) {

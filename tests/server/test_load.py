@@ -230,6 +230,13 @@ with folder() as tmp:
     c.close()
     check("exit", s.process.wait(60) == 0, "".join(s.log)[-600:])
 
+    # ---- a place in the queue is free again before the answer is out
+    s = Server(model, mmproj, "--queue", "1")
+    broken = chat_body([{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}])
+    codes = [s.post("/v1/chat/completions", broken)[0] for _ in range(400)]
+    check("one after the other is never too many", set(codes) == {400}, {c: codes.count(c) for c in set(codes)})
+    check("exit", s.stop()[0] == 0)
+
     # ---- the end while the model is loaded
     for _ in range(5):
         p = subprocess.Popen([iwp, "serve", "-m", model, "-mm", mmproj, "--chat-template", "llava-onevision", "--port", "0"], stderr=subprocess.PIPE, text=True)
