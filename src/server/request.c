@@ -178,7 +178,7 @@ static int parse_messages(struct iwp_request *r, const struct iwp_request_defaul
     const cJSON *list = field(r->doc, "messages"), *v;
     IWP_REQUIRE(cJSON_IsArray(list), err, IWP_EINVAL, "'messages' must be an array");
     const int n = cJSON_GetArraySize(list);
-    IWP_REQUIRE(n > 0 && n <= MAX_MESSAGE, err, IWP_EINVAL, "'messages' must hold 1 to %d",
+    IWP_REQUIRE(n > 0 && n <= MAX_MESSAGE, err, IWP_EINVAL, "'messages' must hold 1 to %d messages",
                 MAX_MESSAGE);
     int64_t n_part = 0;
     cJSON_ArrayForEach(v, list) {
@@ -215,7 +215,7 @@ static int parse_sampling(struct iwp_request *r, const struct iwp_request_defaul
     if (seed) {
         int64_t i;
         IWP_REQUIRE(iwp_json_get_int(seed, -((int64_t)1 << 53), (int64_t)1 << 53, &i), err,
-                    IWP_EINVAL, "'seed' must be a whole number");
+                    IWP_EINVAL, "'seed' must be a whole number from -2^53 to 2^53");
         if (i >= 0) r->sampler.seed = (uint32_t)((uint64_t)i ^ (uint64_t)i >> 32);
     }
     r->n_predict = def->n_predict;

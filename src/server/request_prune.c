@@ -28,7 +28,7 @@ static int set_budget(struct iwp_params *p, const cJSON *keep, const cJSON *coun
     if (count) { /* beside the default's ratio it would look like one */
         int64_t n;
         IWP_REQUIRE(iwp_json_get_int(count, 1, 1 << 30, &n), err, IWP_EINVAL,
-                    "prune.keep_tokens must be a whole number of 1 or more");
+                    "prune.keep_tokens must be a whole number from 1 to %d", 1 << 30);
         p->budget.n_keep = (int32_t)n;
         p->budget.keep = 1;
     } else if (cJSON_IsString(keep)) {
