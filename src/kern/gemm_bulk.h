@@ -5,27 +5,32 @@
  * rows, which pass by 32 at a time. */
 enum { KC = IWP_GEMM_KC, ROWS = IWP_GEMM_ROWS };
 
-/* Finished sums of 32 rows from r on and panels of columns from col on; with a gate they are used up. */
-static void finish(const struct iwp_gemm_bulk *op, float *c, const float *gate, int32_t r,
-                   int32_t col, int32_t panels) {
-    const int32_t n = op->n - r < 32 ? op->n - r : 32;
+/* Finished sums of 32 rows from r on and panels of columns from col on. */
+static void finish(const struct iwp_gemm_bulk *op, const float *c, int32_t r, int32_t col,
+                   int32_t panels) {
     const float zero[32] = {0};
-    const size_t at = ((size_t)(r / 32) * (size_t)(op->mat.m / 32) + (size_t)(col / 32)) * BLOCK;
-    uint16_t *to = gate ? op->out + at : NULL;
-    for (int32_t p = 0; p < panels; p++, c += SUMS, col += 32) {
+    for (int32_t p = 0; p < panels; p++, c += SUMS, col += 32)
+        store(op->y + r * op->stride + col, op->stride, c, op->n - r < 32 ? op->n - r : 32, 32,
+              op->mat.bias ? op->mat.bias + col : zero,
+              op->res ? op->res + r * op->stride + col : NULL, op->act);
+}
+
+/* The same with a gate, run by run; the sums are used up. */
+static void finish_gated(const struct iwp_gemm_bulk *op, float *c, const float *gate, int32_t r,
+                         int32_t col, int32_t panels) {
+    const float zero[32] = {0};
+    uint16_t *to =
+        op->out + ((size_t)(r / 32) * (size_t)(op->mat.m / 32) + (size_t)(col / 32)) * BLOCK;
+    for (int32_t p = 0; p < panels; p++, c += SUMS, gate += SUMS, col += 32) {
         const float *bias = op->mat.bias ? op->mat.bias + col : zero,
-                    *bias_gate = gate && op->gate.bias ? op->gate.bias + col : zero;
-        if (!gate)
-            store(op->y + r * op->stride + col, op->stride, c, n, 32, bias,
-                  op->res ? op->res + r * op->stride + col : NULL, op->act);
-        else if (RUN == 1)
+                    *bias_gate = op->gate.bias ? op->gate.bias + col : zero;
+        const int32_t i = p % RUN; /* of its run */
+        if (RUN == 1)
             store_rows(to + (size_t)p * BLOCK, 0, c, gate, bias, bias_gate, op->act);
         else
             keep_rows(c, c, gate, bias, bias_gate, op->act);
-        if (gate) gate += SUMS;
-        if (gate && RUN > 1 && (p % RUN == RUN - 1 || p == panels - 1))
-            store_run(to + (size_t)(p - p % RUN) * BLOCK, c - (size_t)(p % RUN) * SUMS,
-                      p % RUN + 1);
+        if (RUN > 1 && (i == RUN - 1 || p == panels - 1))
+            store_run(to + (size_t)(p - i) * BLOCK, c - (size_t)i * SUMS, i + 1);
     }
 }
 
@@ -55,7 +60,10 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
                 if (next) next += (size_t)steps * 256 * (size_t)n;
             }
             if (k0 + k < k_all) continue;
-            finish(op, c, n_w == 2 ? c + (size_t)(n_cols / 32) * SUMS : NULL, r, col, n_cols / 32);
+            if (n_w == 2)
+                finish_gated(op, c, c + (size_t)(n_cols / 32) * SUMS, r, col, n_cols / 32);
+            else
+                finish(op, c, r, col, n_cols / 32);
         }
     }
 }

@@ -234,11 +234,9 @@ static struct iwp_gemm_quant quant(struct iwp_bulk *u, const struct ggml_tensor 
  * reads all rows, which is taken to cost as much as a panel. */
 static void deal(struct node *t, int32_t least, int32_t most) {
     const int32_t m = t->mat.m, n = t->bulk->n_thread, share = m / (2 * n) / least * least;
+    const int32_t widest = share < least ? least : share < most ? share : most;
     int32_t shortest = INT32_MAX;
-    for (int32_t cols = share < least  ? least
-                        : share < most ? share
-                                       : most;
-         cols > 0; cols -= least) {
+    for (int32_t cols = widest; cols > 0; cols -= least) {
         const int32_t units = (m + cols - 1) / cols, longest = (units + n - 1) / n * (cols + 32);
         if (longest >= shortest) continue;
         shortest = longest;
