@@ -88,7 +88,8 @@ struct iwp_gemm_attend {
  * CPU_REPACK, q4_0: 8 columns and 32 k, along k first; 8 scales, then [2][column][8] bytes with the k of
  * one half and, in their upper halves, 16 further, as signed numbers.  q4_K: 8 columns and 256 k; 8 scales,
  * 8 minima, [8][12] bytes with those of 32 k, then [16][column][8] bytes.
- * FILE: as in files, a column's blocks one behind the other; all types that `floats` reads. */
+ * FILE: as in files, a column's blocks one behind the other; all types that `floats` reads (ggml's AMX buffers
+ * hold f16 ones like that). */
 enum iwp_gemm_form {
     IWP_GEMM_Q4_0,
     IWP_GEMM_Q4_1,
@@ -98,6 +99,7 @@ enum iwp_gemm_form {
     IWP_GEMM_Q6_K,
     IWP_GEMM_FILE_Q8_0,
     IWP_GEMM_FILE_F16,
+    IWP_GEMM_FILE_BF16,
     IWP_GEMM_FILE
 };
 struct iwp_gemm_tile_size { /* AMX */
@@ -116,8 +118,9 @@ struct iwp_gemm_quant {
 
 /* y = rows · W + bias + res; with a gate act(rows · gate) * (rows · W) as the rows of the next product. */
 struct iwp_gemm_bulk {
-    const uint16_t *rows; /* packed, [n][k] */
+    const uint16_t *rows; /* packed, [n][k]; split: behind them what rounding took, as much again */
     int32_t n;
+    bool split; /* rows are, out will be; so are weights of f16 numbers */
     struct iwp_gemm_quant mat, gate;
     enum iwp_gemm_act act;
     float *y;         /* [n][stride] */
@@ -146,9 +149,10 @@ struct iwp_gemm {
     void (*mlp)(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch);
     void (*attend)(const struct iwp_gemm_attend *op, void *scratch);
     /* Rows [first, first + n) of x, normed, into packed rows; first % 32 == 0.  Behind the last row of the
-     * array zeros follow up to a multiple of 32. */
-    void (*pack_rows)(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
-                      int32_t k, const struct iwp_gemm_norm *norm);
+     * array zeros follow up to a multiple of 32.  lo > 0: what rounding takes from them, so many values
+     * further (not where factors are fine). */
+    void (*pack_rows)(uint16_t *rows, size_t lo, const float *x, int64_t stride, int32_t first,
+                      int32_t n, int32_t k, const struct iwp_gemm_norm *norm);
     const char *layout; /* of weights that are not FILE: the name of ggml's buffers */
     unsigned forms;     /* that are read, 1 << form each */
     /* n_cols ≤ IWP_GEMM_COLS columns from `col` on of k numbers from k0 on as panels; col and n_cols are

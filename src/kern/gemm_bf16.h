@@ -7,6 +7,7 @@ enum { BLOCK = 32 * 32, SCALED = 0, RUN = 1 };
 #define FORM    "bf16"
 #define HALVES  pack_halves
 #define PAIRS   0
+#define SPLITS  1
 #define PART    1.0f
 #define NOTHING 0.0f
 #define NORM    0.0f

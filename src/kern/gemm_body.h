@@ -61,20 +61,34 @@ static inline vf activate(vf x, enum iwp_gemm_act act) {
     return x;
 }
 
-/* c = (or +=, when add) rows block · columns block; in a split product the parts that rounding took follow
- * `lo_rows` and kt blocks further. */
-static inline void product(float *c, const uint16_t *rows, size_t lo_rows, const uint16_t *cols,
-                           int32_t kt, bool split, bool add, const char *next) {
-    const size_t step = next ? (size_t)kt * 256 : 0;
+/* Of a split product: how far behind rows and columns lies what rounding took from them; 0: nothing is there. */
+struct rests {
+    size_t rows, cols;
+};
+static inline struct rests rests_of(bool split, size_t rows, size_t cols) {
+    return split ? (struct rests){rows, cols} : (struct rests){0, 0};
+}
+#if SPLITS
+static void tile_split(float *c, const uint16_t *rows, const uint16_t *cols, struct rests lo,
+                       int32_t n_k32, bool add, const char *next);
+#endif
+
+/* c = (or +=, when add) rows block · columns block. */
+static inline void product(float *c, const uint16_t *rows, const uint16_t *cols, struct rests lo,
+                           int32_t kt, bool add, const char *next) {
+#if SPLITS
+    if (lo.rows) {
+        tile_split(c, rows, cols, lo, kt, add, next);
+        return;
+    }
+#endif
+    (void)lo;
     tile(c, rows, cols, kt, add, next);
-    if (!split) return;
-    tile(c, rows + lo_rows, cols, kt, true, next ? next + step : NULL);
-    tile(c, rows, cols + (size_t)kt * BLOCK, kt, true, next ? next + 2 * step : NULL);
 }
 
 /* The same with one panel of columns or, where PAIRS says so, two, which are not split. */
-static inline void products(int32_t panels, float *const c[2], const uint16_t *rows, size_t lo_rows,
-                            const uint16_t *const cols[2], int32_t kt, bool split, bool add,
+static inline void products(int32_t panels, float *const c[2], const uint16_t *rows,
+                            const uint16_t *const cols[2], struct rests lo, int32_t kt, bool add,
                             const char *const next[2]) {
 #if PAIRS
     if (panels == 2) {
@@ -83,7 +97,7 @@ static inline void products(int32_t panels, float *const c[2], const uint16_t *r
     }
 #endif
     (void)panels; /* 1 */
-    product(c[0], rows, lo_rows, cols[0], kt, split, add, next[0]);
+    product(c[0], rows, cols[0], lo, kt, add, next[0]);
 }
 
 /* ---- packing --------------------------------------------------------------------------------- */
@@ -170,9 +184,9 @@ static void pack_rows(uint16_t *to, size_t lo, const float *x, int64_t stride, i
     }
 }
 
-static void pack_rows_at(uint16_t *rows, const float *x, int64_t stride, int32_t first, int32_t n,
-                         int32_t k, const struct iwp_gemm_norm *norm) {
-    pack_rows(rows + size_of((size_t)first, (size_t)k), 0, x + first * stride, stride, n, k, norm);
+static void pack_rows_at(uint16_t *rows, size_t lo, const float *x, int64_t stride, int32_t first,
+                         int32_t n, int32_t k, const struct iwp_gemm_norm *norm) {
+    pack_rows(rows + size_of((size_t)first, (size_t)k), lo, x + first * stride, stride, n, k, norm);
 }
 
 static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
@@ -259,7 +273,7 @@ static const uint16_t *columns(const struct iwp_gemm_mat *m, int32_t p, int32_t 
 static const char *part_of(const struct iwp_gemm_mat *m, int32_t p, int32_t k0, int32_t steps,
                            int32_t r) {
     const size_t kt = iwp_gemm_up((size_t)m->k) / 32,
-                 at = (size_t)(r / 32) * (size_t)steps * (m->split ? 384 : 128);
+                 at = (size_t)(r / 32) * (size_t)steps * (m->split ? 256 : 128);
     if (p * 32 >= m->m || at >= (size_t)steps * BLOCK) return NULL;
     return (const char *)(m->w + ((size_t)p * kt + (size_t)k0) * BLOCK + at);
 }
@@ -292,8 +306,8 @@ static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n,
                         next[i] = part_of(m, p + panels + i, k0, steps, r);
                     for (int32_t i = 0; i < panels && cut.group > 1; i++)
                         c[i] = sums + (size_t)(p + i - p0) * waits + (size_t)(r / 32) * SUMS;
-                    products(panels, c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK,
-                             lo, w, steps, m->split, k0 > 0, next);
+                    products(panels, c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK, w,
+                             rests_of(m->split, lo, (size_t)steps * BLOCK), steps, k0 > 0, next);
                     for (int32_t i = 0; i < panels && done; i++) {
                         const int32_t col = (p + i) * 32;
                         store(y + r * stride + col, stride, c[i], n - r < 32 ? n - r : 32,
@@ -390,10 +404,9 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
             uint16_t *to = h + ((size_t)(r / 32) * (size_t)ht + (size_t)(p - p % RUN)) * BLOCK;
             const char *const next[2] = {part_of(up, p + wide, 0, kt, r),
                                          part_of(second, p + 2 * wide - 1, 0, kt, r)};
-            products(panels, (float *const[]){sums[0], sums[1]}, rows, lo, w, kt, up->split, false,
-                     next);
-            if (gate && panels == 1)
-                product(sums[1], rows, lo, w[1], kt, gate->split, false, next[1]);
+            const struct rests rest_of = rests_of(up->split, lo, (size_t)kt * BLOCK);
+            products(panels, (float *const[]){sums[0], sums[1]}, rows, w, rest_of, kt, false, next);
+            if (gate && panels == 1) product(sums[1], rows, w[1], rest_of, kt, false, next[1]);
             if (RUN == 1) {
                 store_rows(to, lo_h, sums[0], gate ? sums[1] : NULL, bias[0], bias[1], op->act);
                 continue;
@@ -610,8 +623,8 @@ static void attend_step(const struct packed *w, int32_t query, int32_t blocks, i
     float *const s[2] = {w->s, w->s + IWP_GEMM_KEYS * 32};
     for (int32_t i = 0; i < n32; i += 32)
         products(blocks, (float *const[]){s[0] + i * 32, s[1] + i * 32},
-                 w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, w->lo_k, qs, kt, w->split,
-                 false, none);
+                 w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, qs,
+                 rests_of(w->split, w->lo_k, (size_t)kt * BLOCK), kt, false, none);
     for (int32_t b = 0; b < blocks; b++) {
         const int32_t at = query + 32 * b;
         const struct step t = {
@@ -627,10 +640,7 @@ static void attend_step(const struct packed *w, int32_t query, int32_t blocks, i
                 save(o[b] + i, load(o[b] + i) * load(factor + i % 32));
         }
         const uint16_t *v = w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK;
-        products(blocks, o, v, 0, ps, n32 / 32, false, key > 0, none);
-        if (!w->split) continue;
-        tile(o[0], v + w->lo_v, w->p, n32 / 32, true, NULL);
-        tile(o[0], v, w->p + weights, n32 / 32, true, NULL);
+        products(blocks, o, v, ps, rests_of(w->split, w->lo_v, weights), n32 / 32, key > 0, none);
     }
 }
 

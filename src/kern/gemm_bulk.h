@@ -19,6 +19,7 @@ static void finish(const struct iwp_gemm_bulk *op, const float *c, int32_t r, in
 static void finish_gated(const struct iwp_gemm_bulk *op, float *c, const float *gate, int32_t r,
                          int32_t col, int32_t panels) {
     const float zero[32] = {0};
+    const size_t lo = op->split ? size_of((size_t)op->n, (size_t)op->mat.m) : 0;
     uint16_t *to =
         op->out + ((size_t)(r / 32) * (size_t)(op->mat.m / 32) + (size_t)(col / 32)) * BLOCK;
     for (int32_t p = 0; p < panels; p++, c += SUMS, gate += SUMS, col += 32) {
@@ -26,7 +27,7 @@ static void finish_gated(const struct iwp_gemm_bulk *op, float *c, const float *
                     *bias_gate = op->gate.bias ? op->gate.bias + col : zero;
         const int32_t i = p % RUN; /* of its run */
         if (RUN == 1)
-            store_rows(to + (size_t)p * BLOCK, 0, c, gate, bias, bias_gate, op->act);
+            store_rows(to + (size_t)p * BLOCK, lo, c, gate, bias, bias_gate, op->act);
         else
             keep_rows(c, c, gate, bias, bias_gate, op->act);
         if (RUN > 1 && (i == RUN - 1 || p == panels - 1))
@@ -34,30 +35,68 @@ static void finish_gated(const struct iwp_gemm_bulk *op, float *c, const float *
     }
 }
 
+/* The next 32 rows and then what rounding took from them, as far as the products of all panels may fetch
+ * them; those of panel p do `bytes` of it. */
+static const char *ahead(const uint16_t *rows, struct rests lo, int32_t steps, int32_t p,
+                         size_t bytes) {
+    const size_t whole = (size_t)steps * BLOCK * sizeof *rows, at = (size_t)p * bytes;
+    if (at + bytes <= whole) return (const char *)rows + at;
+    return lo.rows && at >= whole && at + bytes <= 2 * whole
+               ? (const char *)(rows + lo.rows) + at - whole
+               : NULL;
+}
+
+/* Weights of a block of k: panels of mat, then of gate.  Those of f16 numbers in a split product have rests
+ * behind all panels; tells which have any. */
+static void read_panels(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, int32_t k0,
+                        int32_t k, uint16_t *w, bool *rests) {
+    const struct iwp_gemm_quant *const mats[2] = {&op->mat, &op->gate};
+    const int32_t panels = n_cols / 32;
+    const size_t panel = size_of(32, (size_t)k);
+    for (int32_t i = 0; i < (op->gate.w ? 2 : 1); i++, w += (size_t)panels * panel) {
+#if SPLITS
+        if (op->split && mats[i]->form == IWP_GEMM_FILE_F16) {
+            const size_t lo = (size_t)panels * panel * (op->gate.w ? 2 : 1);
+            for (int32_t p = 0; p < panels; p++)
+                rests[i * panels + p] =
+                    read_halves(w + (size_t)p * panel, lo, mats[i], col + 32 * p, k0, k);
+            continue;
+        }
+#endif
+        for (int32_t p = 0; p < panels; p++) rests[i * panels + p] = false;
+        read_tiles(w, mats[i], col, n_cols, k0, k);
+    }
+}
+
 /* Rows [first, last): as many as there is room for sums. */
 static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, int32_t first,
                       int32_t last, uint16_t *w, float *sums) {
     const int32_t k_all = op->mat.k, kt = k_all / 32, n_w = op->gate.w ? 2 : 1;
-    const int32_t step = (k_all + (k_all + KC - 1) / KC - 1) / ((k_all + KC - 1) / KC);
-    const int32_t kc = (step + 255) / 256 * 256, panels = n_cols / 32 * n_w;
+    const bool both =
+        op->split && (op->mat.form == IWP_GEMM_FILE_F16 || op->gate.form == IWP_GEMM_FILE_F16);
+    const int32_t most = both ? KC / 2 / 256 * 256 : KC, n_k = (k_all + most - 1) / most;
+    const int32_t kc = ((k_all + n_k - 1) / n_k + 255) / 256 * 256, panels = n_cols / 32 * n_w;
+    const size_t lo_rows = op->split ? size_of((size_t)op->n, (size_t)k_all) : 0;
+    bool rests[IWP_GEMM_COLS / 32];
     for (int32_t k0 = 0; k0 < k_all; k0 += kc) {
         const int32_t k = k_all - k0 < kc ? k_all - k0 : kc, steps = k / 32;
         const size_t panel = size_of(32, (size_t)k);
-        read_tiles(w, &op->mat, col, n_cols, k0, k);
-        if (n_w == 2) read_tiles(w + (size_t)(n_cols / 32) * panel, &op->gate, col, n_cols, k0, k);
+        read_panels(op, col, n_cols, k0, k, w, rests);
         for (int32_t r = first; r < last; r += 32) {
             const uint16_t *rows =
                 op->rows + ((size_t)(r / 32) * (size_t)kt + (size_t)(k0 / 32)) * BLOCK;
-            const char *next = r + 32 < last ? (const char *)(rows + (size_t)kt * BLOCK) : NULL;
             float *c = sums + (size_t)((r - first) / 32 * panels) * SUMS;
             for (int32_t p = 0, n; p < panels; p += n) {
                 n = PAIRS && p + 1 < panels ? 2 : 1;
+                const struct rests lo = {lo_rows, rests[p] ? (size_t)panels * panel : 0};
                 float *const to[2] = {c + (size_t)p * SUMS, c + (size_t)(p + 1) * SUMS};
                 const uint16_t *const cols[2] = {w + (size_t)p * panel,
                                                  w + (size_t)(p + 1) * panel};
-                const char *const soon[2] = {next, next ? next + (size_t)steps * 256 : NULL};
-                products(n, to, rows, 0, cols, steps, false, k0 > 0, soon);
-                if (next) next += (size_t)steps * 256 * (size_t)n;
+                const char *next[2] = {0};
+                for (int32_t i = 0; i < n && r + 32 < last; i++)
+                    next[i] = ahead(rows + (size_t)kt * BLOCK, lo, steps, p + i,
+                                    (size_t)steps * (op->split ? 512 : 256));
+                products(n, to, rows, cols, lo, steps, k0 > 0, (const char *const *)next);
             }
             if (k0 + k < k_all) continue;
             if (n_w == 2)

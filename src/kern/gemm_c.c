@@ -29,4 +29,11 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
         }
 }
 
+static void tile_split(float *c, const uint16_t *a, const uint16_t *b, struct rests lo,
+                       int32_t n_k32, bool add, const char *next) {
+    tile(c, a, b, n_k32, add, next);
+    tile(c, a + lo.rows, b, n_k32, true, NULL);
+    if (lo.cols) tile(c, a, b + lo.cols, n_k32, true, NULL);
+}
+
 void iwp_gemm_init_c(struct iwp_gemm *g) { *g = table("c"); }

@@ -10,6 +10,7 @@
 enum { BLOCK = 32 * 32 + 64, SCALED = 1, RUN = 2 };
 #define FORM   "int16"
 #define HALVES NULL
+#define SPLITS 0
 #if defined(__AVX512BW__)
 #define PAIRS 1       /* two panels of columns at a time are faster than one and one */
 #elif !defined(PAIRS) /* tests/kern/test_pairs */

@@ -1,9 +1,15 @@
-/* Weights in the layout of ggml's AMX buffers (gemm.h) to bf16 panels: for gemm_bulk.h.
+/* Weights in the layout of ggml's AMX buffers and as files have them (gemm.h) to bf16 panels: for gemm_bulk.h.
  *
  * Numbers are made in the 16 lanes that hold their columns, without any shuffle: shifted into the mantissa
  * of a float of 128 (or 256), then one multiply-add takes that offset away and applies scale and minimum. */
-enum { HALF_PANEL = BLOCK / 2, FORMS = (2 << IWP_GEMM_Q6_K) - 1 };
+enum {
+    HALF_PANEL = BLOCK / 2,
+    FORMS = ((2 << IWP_GEMM_Q6_K) - 1) | 1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 |
+            1 << IWP_GEMM_FILE
+};
 #define LAYOUT "AMX"
+
+#include "kern/gemm_read_file.h"
 
 static inline vu bytes64(const uint8_t *p) {
     vu v;
@@ -109,8 +115,67 @@ static inline void read_q6_k(uint16_t *to, const uint8_t *p) {
     }
 }
 
+/* 32 k of 16 columns of a file, 16-bit numbers: pairs of neighbours in lanes. */
+static inline void read_pairs(vu pairs[16], const struct iwp_gemm_quant *w, int32_t col,
+                              int32_t k) {
+    vf r[16]; /* which are only moved */
+    for (int j = 0; j < 16; j++)
+        memcpy(&r[j], w->w + (size_t)(col + j) * w->row + 2 * (size_t)k, sizeof r[j]);
+    transpose16(r);
+    memcpy(pairs, r, sizeof r);
+}
+
+static void read_bf16(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t k0,
+                      int32_t k) {
+    for (int32_t i = 0; i < k; i += 32, to += BLOCK)
+        for (int h = 0; h < 2; h++) {
+            vu pairs[16];
+            read_pairs(pairs, w, col + 16 * h, k0 + i);
+            memcpy(to + h * HALF_PANEL, pairs, sizeof pairs);
+        }
+}
+
+/* f16 numbers as bf16 ones and, lo values further, what that takes from them; false when it takes nothing, as
+ * from numbers that have been bf16 before. */
+static bool read_halves(uint16_t *to, size_t lo, const struct iwp_gemm_quant *w, int32_t col,
+                        int32_t k0, int32_t k) {
+    vu any = (vu)all(0);
+    for (int32_t i = 0; i < k; i += 32, to += BLOCK)
+        for (int h = 0; h < 2; h++) {
+            vu pairs[16];
+            read_pairs(pairs, w, col + 16 * h, k0 + i);
+            for (int t = 0; t < 16; t++) {
+                const vh lower = __builtin_convertvector(pairs[t] & 0xffffu, vh),
+                         upper = __builtin_convertvector(pairs[t] >> 16, vh);
+                const vf even = halves(&lower), odd = halves(&upper);
+                const vu hi = pair_bf16(even, odd),
+                         low = pair_bf16(even - (vf)(hi << 16), odd - (vf)(hi & 0xffff0000u));
+                any |= low & 0x7fff7fffu;
+                memcpy(to + h * HALF_PANEL + t * 32, &hi, sizeof hi);
+                memcpy(to + lo + h * HALF_PANEL + t * 32, &low, sizeof low);
+            }
+        }
+    for (int i = 0; i < 16; i++)
+        if (any[i]) return true;
+    return false;
+}
+
+/* Panels of columns as files have them. */
+static void read_file(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
+                      int32_t k0, int32_t k) {
+    for (int32_t j = 0; j < n_cols; j += 32, to += size_of(32, (size_t)k))
+        if (w->form == IWP_GEMM_FILE_BF16)
+            read_bf16(to, w, col + j, k0, k);
+        else
+            read_floats(to, w, col + j, k0, k, floats_of);
+}
+
 static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
                        int32_t k0, int32_t k) {
+    if (w->form > IWP_GEMM_Q6_K) {
+        read_file(to, w, col, n_cols, k0, k);
+        return;
+    }
     const struct iwp_gemm_tile_size z = iwp_gemm_tile_size(w->form);
     const size_t row = (size_t)(w->k / z.k) * z.bytes;
     for (int32_t j = 0; j < n_cols; j += 16) {
@@ -124,9 +189,7 @@ static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col
             case IWP_GEMM_Q4_K: read_q4_k(at, p); break;
             case IWP_GEMM_Q5_K: read_q5_k(at, p); break;
             case IWP_GEMM_Q6_K: read_q6_k(at, p); break;
-            case IWP_GEMM_FILE_Q8_0:
-            case IWP_GEMM_FILE_F16:
-            case IWP_GEMM_FILE: break; /* not among FORMS */
+            default: break; /* files' */
             }
     }
 }

@@ -3,13 +3,14 @@
  * to the scale of their run; all others become floats first, a piece at a time. */
 enum {
     FORMS = 1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K | 1 << IWP_GEMM_FILE_Q8_0 |
-            1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE,
-    PIECE = 256,                     /* of k: a multiple of every type's block */
+            1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 | 1 << IWP_GEMM_FILE,
     Q4_0_BYTES = 16 + 128,           /* of 8 columns × 32 k */
     Q4_K_BYTES = 2 * 16 + 96 + 1024, /* of 8 columns × 256 k */
     Q8_0_BYTES = 2 + 32
 };
 #define LAYOUT "CPU_REPACK"
+
+#include "kern/gemm_read_file.h"
 
 typedef uint64_t columns8 __attribute__((vector_size(64)));
 typedef uint16_t bytes8x2 __attribute__((vector_size(16)));
@@ -81,9 +82,14 @@ static void read_q4_0(uint16_t *block, const struct iwp_gemm_quant *w, int32_t c
     }
 }
 
-/* 256 k of column c of 8 repacked ones.  Of the 6-bit scales and minima of 32 k 12 bytes hold those of all
- * columns; numbers come in runs of 8 for each column, 32 bytes of a column for 64 k. */
-static void floats_q4_k(float *to, const uint8_t *p, int32_t c) {
+/* PIECE k of a column, one of 8 repacked ones.  Of the 6-bit scales and minima of 32 k 12 bytes hold those of
+ * all columns; numbers come in runs of 8 for each column, 32 bytes of a column for 64 k. */
+static void floats_q4_k(float *to, const struct iwp_gemm_quant *w, int32_t col, int32_t k0,
+                        int32_t n) {
+    (void)n; /* PIECE: k is a multiple of it */
+    const int32_t c = col % 8;
+    const uint8_t *p =
+        w->w + ((size_t)(col / 8) * (size_t)(w->k / PIECE) + (size_t)(k0 / PIECE)) * Q4_K_BYTES;
     uint16_t half[2][16] = {{0}};
     memcpy(&half[0][0], p + 2 * c, 2);
     memcpy(&half[1][0], p + 16 + 2 * c, 2);
@@ -98,34 +104,9 @@ static void floats_q4_k(float *to, const uint8_t *p, int32_t c) {
             bytes16 v;
             memcpy(&v, q + 8 * i, 8);
             memcpy((char *)&v + 8, q + 8 * i + 64, 8);
-            const bytes16 n = g % 2 ? v >> 4 : v & 15;
-            save(to + 32 * g + i, __builtin_convertvector(n, vf) * all(f) - all(o));
+            const bytes16 n4 = g % 2 ? v >> 4 : v & 15;
+            save(to + 32 * g + i, __builtin_convertvector(n4, vf) * all(f) - all(o));
         }
-    }
-}
-
-/* As floats, a piece of 32 columns at a time; then rounded. */
-static void read_floats(uint16_t *block, const struct iwp_gemm_quant *w, int32_t col, int32_t k0,
-                        int32_t k) {
-    _Alignas(64) float x[32 * PIECE];
-    for (int32_t i = 0; i < k; i += PIECE, block += PIECE / 32 * BLOCK) {
-        const int32_t n = k - i < PIECE ? k - i : PIECE;
-        const size_t offset = w->row * (size_t)(k0 + i) / (size_t)w->k;
-        for (int32_t j = 0; j < 32; j++) {
-            const uint8_t *p = w->w + (size_t)(col + j) * w->row + offset;
-            float *to = x + j * PIECE;
-            if (w->form == IWP_GEMM_Q4_K)
-                floats_q4_k(to,
-                            w->w + ((size_t)((col + j) / 8) * (size_t)(w->k / PIECE) +
-                                    (size_t)((k0 + i) / PIECE)) *
-                                       Q4_K_BYTES,
-                            (col + j) % 8);
-            else if (w->form == IWP_GEMM_FILE_F16)
-                for (int32_t t = 0; t < n; t += 16) save(to + t, halves(p + 2 * t));
-            else
-                w->floats(p, to, n);
-        }
-        pack_cols(block, x, PIECE, 32, n);
     }
 }
 
@@ -176,7 +157,8 @@ static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col
         switch (w->form) {
         case IWP_GEMM_Q4_0: read_q4_0(to, w, col + j, k0, k); break;
         case IWP_GEMM_FILE_Q8_0: read_q8_0(to, w, col + j, k0, k); break;
-        default: read_floats(to, w, col + j, k0, k); break;
+        case IWP_GEMM_Q4_K: read_floats(to, w, col + j, k0, k, floats_q4_k); break;
+        default: read_floats(to, w, col + j, k0, k, floats_of); break;
         }
     }
 }

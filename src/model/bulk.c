@@ -15,9 +15,10 @@ static const struct {
     enum ggml_type type;
     enum iwp_gemm_form form;
 } forms[] = {
-    {GGML_TYPE_Q4_0, IWP_GEMM_Q4_0}, {GGML_TYPE_Q4_1, IWP_GEMM_Q4_1},
-    {GGML_TYPE_Q8_0, IWP_GEMM_Q8_0}, {GGML_TYPE_Q4_K, IWP_GEMM_Q4_K},
-    {GGML_TYPE_Q5_K, IWP_GEMM_Q5_K}, {GGML_TYPE_Q6_K, IWP_GEMM_Q6_K},
+    {GGML_TYPE_Q4_0, IWP_GEMM_Q4_0},    {GGML_TYPE_Q4_1, IWP_GEMM_Q4_1},
+    {GGML_TYPE_Q8_0, IWP_GEMM_Q8_0},    {GGML_TYPE_Q4_K, IWP_GEMM_Q4_K},
+    {GGML_TYPE_Q5_K, IWP_GEMM_Q5_K},    {GGML_TYPE_Q6_K, IWP_GEMM_Q6_K},
+    {GGML_TYPE_F16, IWP_GEMM_FILE_F16},
 };
 enum { N_FORM = sizeof forms / sizeof forms[0], ALIGN = 64 };
 
@@ -45,7 +46,8 @@ static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
                          const uint8_t *plain, enum iwp_gemm_form form) {
     float *want = malloc(TRY_COLS * TRY_K * sizeof *want);
     uint16_t *got = aligned_alloc(ALIGN, iwp_gemm_size(g, TRY_COLS, TRY_K) * sizeof *got);
-    const struct iwp_gemm_quant w = {.w = t->data, .form = form, .k = TRY_K, .m = TRY_COLS};
+    const struct iwp_gemm_quant w = {
+        .w = t->data, .form = form, .k = TRY_K, .m = TRY_COLS, .row = t->nb[1]};
     bool same = want && got;
     if (same) {
         ggml_get_type_traits(t->type)->to_float(plain, want, TRY_COLS * TRY_K);
@@ -135,9 +137,10 @@ static bool find_form(struct iwp_bulk *u, const struct ggml_tensor *w, enum iwp_
     const ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(w->buffer);
     const int i = form_of(w->type);
     if (buft == u->plain) {
-        *form = w->type == GGML_TYPE_Q8_0  ? IWP_GEMM_FILE_Q8_0
-                : w->type == GGML_TYPE_F16 ? IWP_GEMM_FILE_F16
-                                           : IWP_GEMM_FILE;
+        *form = w->type == GGML_TYPE_Q8_0   ? IWP_GEMM_FILE_Q8_0
+                : w->type == GGML_TYPE_F16  ? IWP_GEMM_FILE_F16
+                : w->type == GGML_TYPE_BF16 ? IWP_GEMM_FILE_BF16
+                                            : IWP_GEMM_FILE;
         /* f32 ones stay with ggml, which multiplies them without rounding. */
         return (u->g->forms & 1u << *form) && w->type != GGML_TYPE_F32 &&
                ggml_get_type_traits(w->type)->to_float && w->ne[0] % IWP_GEMM_SIDE == 0;
@@ -153,14 +156,20 @@ static bool find_form(struct iwp_bulk *u, const struct ggml_tensor *w, enum iwp_
 int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     enum iwp_gemm_form form;
     if (!u || !w || !w->buffer || w->ne[1] % IWP_GEMM_SIDE || !find_form(u, w, &form)) return 0;
-    if (!u->g->fine) return 64;
+    const bool amx = !u->g->fine;
     switch (form) { /* where they overtake ggml's (docs/SPEED.md) */
-    case IWP_GEMM_Q4_0:
+    case IWP_GEMM_Q4_0: return amx ? 48 : 24;
+    case IWP_GEMM_Q8_0: return 32;
     case IWP_GEMM_FILE_Q8_0: return 24;
-    case IWP_GEMM_FILE_F16: return 48;
+    case IWP_GEMM_FILE_F16: return amx ? 24 : 48;
+    case IWP_GEMM_FILE_BF16: return amx ? 24 : 64;
     case IWP_GEMM_FILE: return 64;
-    default: return 128;
+    default: return amx ? 48 : 128;
     }
+}
+
+bool iwp_bulk_split(const struct iwp_bulk *u, const struct ggml_tensor *w) {
+    return u && !u->g->fine && w->type == GGML_TYPE_F16;
 }
 
 /* ---- nodes --------------------------------------------------------------------------------------- */
@@ -168,18 +177,21 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
 struct node {
     struct iwp_bulk *bulk;
     struct iwp_deal deal;
-    int32_t n, k;              /* of the rows that are read */
+    int32_t n, k; /* of the rows that are read */
+    bool split;
     struct iwp_gemm_norm norm; /* making rows */
     int32_t cols;              /* of a unit of a product */
     struct iwp_gemm_quant mat, gate;
 };
 
-static struct node *node_new(struct iwp_bulk *u, struct ggml_context *ctx, int32_t n, int32_t k) {
+static struct node *node_new(struct iwp_bulk *u, struct ggml_context *ctx, int32_t n, int32_t k,
+                             bool split) {
     struct node *t = ggml_new_buffer(ctx, sizeof *t);
     memset(t, 0, sizeof *t);
     t->bulk = u;
     t->n = n;
     t->k = k;
+    t->split = split;
     return t;
 }
 
@@ -189,11 +201,11 @@ static uint16_t *packed(const struct ggml_tensor *t) {
 
 static struct iwp_bulk_rows rows_node(struct ggml_context *ctx, struct ggml_tensor *src, int32_t n,
                                       int32_t k, ggml_custom_op_t run, struct node *node) {
-    const size_t size =
-        iwp_gemm_size(node->bulk->g, (size_t)n, (size_t)k) + ALIGN / sizeof(uint16_t);
+    const size_t values = iwp_gemm_size(node->bulk->g, (size_t)n, (size_t)k) << node->split,
+                 size = values + ALIGN / sizeof(uint16_t);
     return (struct iwp_bulk_rows){ggml_custom_4d(ctx, GGML_TYPE_BF16, (int64_t)size, 1, 1, 1, &src,
                                                  1, run, GGML_N_TASKS_MAX, node),
-                                  k, n};
+                                  k, n, node->split};
 }
 
 static void run_rows(struct ggml_tensor *y, int ith, int nth, void *user) {
@@ -201,15 +213,17 @@ static void run_rows(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct node *t = user;
     const struct ggml_tensor *x = y->src[0];
     const int64_t stride = (int64_t)(x->nb[1] / sizeof(float));
+    const size_t lo = t->split ? iwp_gemm_size(t->bulk->g, (size_t)t->n, (size_t)t->k) : 0;
     for (int32_t u; (u = iwp_deal_take(&t->deal, nth)) >= 0;)
-        t->bulk->g->pack_rows(packed(y), x->data, stride, u * 32,
+        t->bulk->g->pack_rows(packed(y), lo, x->data, stride, u * 32,
                               t->n - u * 32 < 32 ? t->n - u * 32 : 32, t->k, &t->norm);
 }
 
 struct iwp_bulk_rows iwp_bulk_rows(struct iwp_bulk *u, struct ggml_context *ctx,
-                                   struct ggml_tensor *x, struct ggml_tensor *w, float eps) {
+                                   struct ggml_tensor *x, struct ggml_tensor *w, float eps,
+                                   bool split) {
     const int32_t n = (int32_t)x->ne[1], k = (int32_t)x->ne[0];
-    struct node *t = node_new(u, ctx, n, k);
+    struct node *t = node_new(u, ctx, n, k, split);
     if (w) t->norm = (struct iwp_gemm_norm){w->data, NULL, eps, true};
     t->deal.n_unit = (n + 31) / 32;
     return rows_node(ctx, x, n, k, run_rows, t);
@@ -256,6 +270,7 @@ static void run_linear(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct node *t = user;
     const struct iwp_gemm_bulk op = {.rows = packed(y->src[0]),
                                      .n = t->n,
+                                     .split = t->split,
                                      .mat = t->mat,
                                      .act = IWP_GEMM_NONE,
                                      .y = y->data,
@@ -267,7 +282,7 @@ static void run_linear(struct ggml_tensor *y, int ith, int nth, void *user) {
 struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                     struct iwp_bulk_rows rows, struct ggml_tensor *w,
                                     struct ggml_tensor *b, struct ggml_tensor *res) {
-    struct node *t = node_new(u, ctx, rows.n, rows.k);
+    struct node *t = node_new(u, ctx, rows.n, rows.k, rows.split);
     t->mat = quant(u, w, b);
     deal(t, IWP_GEMM_SIDE, IWP_GEMM_COLS);
     assert(!res || ggml_is_contiguous(res));
@@ -280,6 +295,7 @@ static void run_gated(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct node *t = user;
     const struct iwp_gemm_bulk op = {.rows = packed(y->src[0]),
                                      .n = t->n,
+                                     .split = t->split,
                                      .mat = t->mat,
                                      .gate = t->gate,
                                      .act = IWP_GEMM_SILU,
@@ -290,7 +306,7 @@ static void run_gated(struct ggml_tensor *y, int ith, int nth, void *user) {
 struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx,
                                     struct iwp_bulk_rows rows, struct ggml_tensor *const gate[2],
                                     struct ggml_tensor *const up[2]) {
-    struct node *t = node_new(u, ctx, rows.n, rows.k);
+    struct node *t = node_new(u, ctx, rows.n, rows.k, rows.split);
     t->mat = quant(u, up[0], up[1]);
     t->gate = quant(u, gate[0], gate[1]);
     deal(t, IWP_GEMM_SIDE * u->g->run, IWP_GEMM_COLS / 2);

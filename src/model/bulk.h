@@ -8,6 +8,8 @@
 #ifndef IWP_MODEL_BULK_H
 #define IWP_MODEL_BULK_H
 
+#include <stdbool.h>
+
 #include "model/backend.h"
 
 struct iwp_bulk;
@@ -16,15 +18,20 @@ int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *er
 void iwp_bulk_free(struct iwp_bulk *u); /* NULL is fine */
 /* From how many rows on a loaded weight is multiplied here; 0: never, also for u NULL. */
 int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w);
+/* Whether rows have to be split for its products to be as exact as ggml's. */
+bool iwp_bulk_split(const struct iwp_bulk *u, const struct ggml_tensor *w);
 
 /* n rows of k numbers as an operand of products. */
 struct iwp_bulk_rows {
     struct ggml_tensor *t;
     int32_t k, n;
+    bool
+        split; /* sums of two numbers each (gemm.h), and so are rows that come of products with them */
 };
 /* Of x [k, n], f32, RMS-normed when w is given. */
 struct iwp_bulk_rows iwp_bulk_rows(struct iwp_bulk *u, struct ggml_context *ctx,
-                                   struct ggml_tensor *x, struct ggml_tensor *w, float eps);
+                                   struct ggml_tensor *x, struct ggml_tensor *w, float eps,
+                                   bool split);
 /* rows · w + b + res: [m, n] f32.  b and res may be NULL. */
 struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                     struct iwp_bulk_rows rows, struct ggml_tensor *w,

@@ -197,15 +197,19 @@ static void name_type(struct iwp_decoder *d, const struct iwp_gguf *g) {
     snprintf(d->file_type, sizeof d->file_type, "%s", info ? info->name : "?");
 }
 
-static int32_t bulk_rows(const struct iwp_decoder *d, const struct iwp_decoder_layer *y) {
+static void choose_products(const struct iwp_decoder *d, struct iwp_decoder_layer *y) {
     const struct ggml_tensor *w[] = {y->wq, y->wk, y->wv, y->wo, y->gate, y->up, y->down};
-    int32_t most = 0;
+    y->bulk_rows = 0;
+    y->bulk_split = false;
     for (size_t i = 0; i < sizeof w / sizeof w[0]; i++) {
         const int32_t from = iwp_bulk_from(d->bulk, w[i]);
-        if (!from) return 0;
-        if (from > most) most = from;
+        if (!from) {
+            y->bulk_rows = 0;
+            return;
+        }
+        if (from > y->bulk_rows) y->bulk_rows = from;
+        y->bulk_split |= iwp_bulk_split(d->bulk, w[i]);
     }
-    return most;
 }
 
 int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct iwp_gguf *g,
@@ -225,7 +229,7 @@ int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct 
     name_type(d, g);
     IWP_TRY_GOTO(iwp_weights_load(d->weights, "load", err));
     IWP_TRY_GOTO(iwp_bulk_new(&d->bulk, b, err));
-    for (int32_t l = 0; l < d->n_layer; l++) d->layer[l].bulk_rows = bulk_rows(d, &d->layer[l]);
+    for (int32_t l = 0; l < d->n_layer; l++) choose_products(d, &d->layer[l]);
     ggml_backend_tensor_get(d->out_norm, d->final_norm, 0,
                             (size_t)d->d_model * sizeof *d->final_norm);
     return 0;
@@ -291,7 +295,7 @@ struct iwp_decoder_qkv iwp_decoder_build_qkv(const struct iwp_decoder *d, struct
     struct iwp_bulk_rows rows = {0};
     struct iwp_decoder_qkv o = {0};
     if (in_bulk(y, x))
-        rows = iwp_bulk_rows(d->bulk, ctx, x, y->attn_norm, d->eps);
+        rows = iwp_bulk_rows(d->bulk, ctx, x, y->attn_norm, d->eps, y->bulk_split);
     else
         h = norm(d, ctx, x, y->attn_norm);
     for (int i = want_q ? 0 : 1; i < 3; i++)
@@ -367,9 +371,9 @@ static struct ggml_tensor *after_attention_bulk(const struct iwp_decoder *d,
                                                 const struct iwp_decoder_layer *y,
                                                 struct ggml_tensor *h, struct ggml_tensor *x) {
     struct ggml_tensor *const gate[2] = {y->gate, y->gate_b}, *const up[2] = {y->up, y->up_b};
-    struct iwp_bulk_rows rows = iwp_bulk_rows(d->bulk, ctx, h, NULL, 0);
+    struct iwp_bulk_rows rows = iwp_bulk_rows(d->bulk, ctx, h, NULL, 0, y->bulk_split);
     x = iwp_bulk_linear(d->bulk, ctx, rows, y->wo, y->bo, x);
-    rows = iwp_bulk_rows(d->bulk, ctx, x, y->ffn_norm, d->eps);
+    rows = iwp_bulk_rows(d->bulk, ctx, x, y->ffn_norm, d->eps, y->bulk_split);
     rows = iwp_bulk_gated(d->bulk, ctx, rows, gate, up);
     return iwp_bulk_linear(d->bulk, ctx, rows, y->down, y->down_b, x);
 }

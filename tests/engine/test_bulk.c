@@ -1,6 +1,6 @@
 /* Bulk products of quantised weights beside ggml's own on the same weights in the same layout, both against
  * double arithmetic on the numbers the weights stand for: factors must not be further off than ggml's
- * 8-bit activations.  Results may not depend on the number of threads nor on which rows go together. */
+ * 8-bit activations, than bf16 ones for bf16 weights (but for the order of sums), and 1e-5 for f16 ones.  Results may not depend on the number of threads nor on which rows go together. */
 #include "model/bulk.h"
 #include "kern/gemm.h"
 
@@ -51,9 +51,12 @@ struct job {
 
 static struct ggml_tensor *build(const struct job *j, struct ggml_context *ctx,
                                  struct ggml_tensor *x) {
+    struct iwp_bulk_rows rows = {0};
+    if (j->bulk)
+        rows = iwp_bulk_rows(j->bulk, ctx, x, NULL, 0,
+                             iwp_bulk_split(j->bulk, j->w ? j->w->t : j->up->t));
     if (j->w)
-        return j->bulk ? iwp_bulk_linear(j->bulk, ctx, iwp_bulk_rows(j->bulk, ctx, x, NULL, 0),
-                                         j->w->t, NULL, NULL)
+        return j->bulk ? iwp_bulk_linear(j->bulk, ctx, rows, j->w->t, NULL, NULL)
                        : ggml_mul_mat(ctx, j->w->t, x);
     if (!j->bulk) {
         struct ggml_tensor *h = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, j->gate->t, x),
@@ -61,8 +64,7 @@ static struct ggml_tensor *build(const struct job *j, struct ggml_context *ctx,
         return ggml_add(ctx, ggml_mul_mat(ctx, j->down->t, h), x);
     }
     struct ggml_tensor *const gate[2] = {j->gate->t, NULL}, *const up[2] = {j->up->t, NULL};
-    const struct iwp_bulk_rows h =
-        iwp_bulk_gated(j->bulk, ctx, iwp_bulk_rows(j->bulk, ctx, x, NULL, 0), gate, up);
+    const struct iwp_bulk_rows h = iwp_bulk_gated(j->bulk, ctx, rows, gate, up);
     return iwp_bulk_linear(j->bulk, ctx, h, j->down->t, NULL, x);
 }
 
@@ -139,8 +141,8 @@ static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type
         run(b, &j, in, N, ggml);
         exactly(&j, in, want);
         const double a = off(own, want, N * m), o = off(ggml, want, N * m);
-        CHECK_MSG(a < 4e-3 && a < o, "%s mlp %d: %g off, ggml's %g", ggml_type_name(type), mlp, a,
-                  o);
+        CHECK_MSG(a < 4e-3 && (a < o || a < (type == GGML_TYPE_BF16 ? 1.01 * o : 1e-5)),
+                  "%s mlp %d: %g off, ggml's %g", ggml_type_name(type), mlp, a, o);
         printf("%s%s: relative L2 %.5f, ggml's %.5f\n", ggml_type_name(type), mlp ? " MLP" : "", a,
                o);
     }
@@ -151,16 +153,14 @@ int main(void) {
     static const enum ggml_type types[] = {
         GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K,
         GGML_TYPE_Q6_K, GGML_TYPE_Q5_0, GGML_TYPE_Q3_K, GGML_TYPE_BF16, GGML_TYPE_F16};
-    enum { ALL = sizeof types / sizeof types[0], IN_TILES = 6 };
+    enum { ALL = sizeof types / sizeof types[0] };
     struct iwp_backend *b;
     struct iwp_bulk *u;
     iwp_err err = {0};
     CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2}, &err), 0);
     CHECK_INT(iwp_bulk_new(&u, b, &err), 0);
     if (!u) puts("products of many rows stay with ggml here");
-    /* With AMX those that ggml has in its tiles. */
-    const size_t n_type = !u ? 0 : strcmp(iwp_gemm_get()->name, "amx") == 0 ? IN_TILES : ALL;
-    for (size_t i = 0; i < n_type; i++) check(b, u, types[i]);
+    for (size_t i = 0; u && i < ALL; i++) check(b, u, types[i]);
     struct weight exact = weight_new(b, GGML_TYPE_F32, K, M);
     CHECK(iwp_bulk_from(u, exact.t) == 0); /* ggml rounds nothing there */
     weight_free(&exact);

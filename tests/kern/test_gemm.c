@@ -420,9 +420,32 @@ static uint8_t *file_f16(int32_t m, int32_t k, double *w) {
     return (uint8_t *)h;
 }
 
+/* bf16 as in files. */
+static void of_bf16(const void *from, float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t wide = (uint32_t)((const uint16_t *)from)[i] << 16;
+        memcpy(&to[i], &wide, sizeof wide);
+    }
+}
+
+static uint8_t *file_bf16(int32_t m, int32_t k, double *w) {
+    uint16_t *h = room((size_t)(m * k) * 2);
+    for (int32_t i = 0; i < m * k; i++) {
+        const float x = test_normal(&seed);
+        uint32_t bits;
+        float short_of_it;
+        memcpy(&bits, &x, sizeof bits);
+        h[i] = (uint16_t)(bits >> 16);
+        of_bf16(&h[i], &short_of_it, 1);
+        w[i] = (double)short_of_it;
+    }
+    return (uint8_t *)h;
+}
+
 static struct iwp_gemm_quant quant_of(const uint8_t *w, const float *bias, enum iwp_gemm_form form,
                                       int32_t k, int32_t m) {
-    return (struct iwp_gemm_quant){w, bias, form, k, m, (size_t)k * 2, of_halves};
+    return (struct iwp_gemm_quant){
+        w, bias, form, k, m, (size_t)k * 2, form == IWP_GEMM_FILE_BF16 ? of_bf16 : of_halves};
 }
 
 /* Random weights as gemm.h describes them, and what they stand for. */
@@ -430,6 +453,7 @@ static uint8_t *quantised(const struct iwp_gemm *path, enum iwp_gemm_form form, 
                           int32_t k, double *w) {
     if (form == IWP_GEMM_FILE_Q8_0) return file_q8_0(m, k, w);
     if (form == IWP_GEMM_FILE_F16 || form == IWP_GEMM_FILE) return file_f16(m, k, w);
+    if (form == IWP_GEMM_FILE_BF16) return file_bf16(m, k, w);
     if (strcmp(path->layout, "CPU_REPACK") == 0)
         return form == IWP_GEMM_Q4_K ? repacked_k(m, k, w) : repacked(m, k, w);
     static const int bits[] = {4, 4, 8, 4, 5, 6};
@@ -525,11 +549,13 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     float *x = normals((size_t)n * (size_t)k, size), *nw = normals((size_t)k, size);
     float *bias = normals((size_t)m, 1), *res = normals((size_t)(n * m), 1);
     float *y = room((size_t)(n * m) * 4);
-    uint16_t *rows = room(iwp_gemm_size(g, (size_t)n, (size_t)k) * 2);
-    uint16_t *out = room(iwp_gemm_size(g, (size_t)n, (size_t)m) * 2);
+    const size_t lo = iwp_gemm_size(g, (size_t)n, (size_t)k),
+                 lo_out = iwp_gemm_size(g, (size_t)n, (size_t)m);
+    uint16_t *rows = room((lo << split) * 2), *out = room((lo_out << split) * 2);
     const struct iwp_gemm_norm norm = {nw, NULL, 1e-6f, true};
     struct iwp_gemm_bulk op = {.rows = rows,
                                .n = n,
+                               .split = split,
                                .mat = quant_of(tiles, bias, form, k, m),
                                .act = gated ? IWP_GEMM_SILU : IWP_GEMM_NONE,
                                .y = y,
@@ -539,12 +565,15 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     if (gated) op.gate = quant_of(tiles_g, NULL, form, k, m);
     void *scratch = room(iwp_gemm_bulk_scratch(g));
     const int32_t cut = n > 32 ? 32 : n, cols = gated ? IWP_GEMM_RUN : 32;
-    g->pack_rows(rows, x, k, 0, cut, k, &norm);
-    if (cut < n) g->pack_rows(rows, x, k, cut, n - cut, k, &norm);
+    g->pack_rows(rows, split ? lo : 0, x, k, 0, cut, k, &norm);
+    if (cut < n) g->pack_rows(rows, split ? lo : 0, x, k, cut, n - cut, k, &norm);
     g->bulk(&op, 0, m < cols ? m : cols, scratch);
     if (cols < m) g->bulk(&op, cols, m - cols, scratch);
     double *xr = room((size_t)k * 8);
     int bad = 0;
+    /* Rounded are both factors, none, or the weights alone. */
+    const bool whole = form == IWP_GEMM_FILE_F16 || form == IWP_GEMM_FILE_BF16;
+    const double e = !split ? 0x1p-7 : whole ? 0x1p-15 : 0x1.1p-8;
     for (int32_t r = 0; r < n; r++) {
         norm_row(xr, x + (size_t)r * (size_t)k, k, &norm);
         for (int32_t j = 0; j < m; j++) {
@@ -554,15 +583,16 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
                 s[0] += p, t[0] += fabs(p), s[1] += pg, t[1] += fabs(pg);
             }
             if (gated) {
-                const double got = number(g, out + (r / 32 * (m / 32) + j / 32) * g->block,
-                                          r % 32 * 32 + j % 32, r % 32);
+                const uint16_t *at = out + (r / 32 * (m / 32) + j / 32) * g->block;
+                double got = number(g, at, r % 32 * 32 + j % 32, r % 32);
+                if (split) got += number(g, at + lo_out, r % 32 * 32 + j % 32, r % 32);
                 const double a = act(s[1], IWP_GEMM_SILU), want = a * s[0];
-                bad += !(fabs(got - want) <=
-                         0x1p-8 * fabs(want) + 0x1p-7 * (1.2 * t[1] * fabs(s[0]) + fabs(a) * t[0]) +
-                             1e-5);
+                bad += !(fabs(got - want) <= (split ? 0x1p-14 : 0x1p-8) * fabs(want) +
+                                                 e * (1.2 * t[1] * fabs(s[0]) + fabs(a) * t[0]) +
+                                                 1e-5);
             } else {
                 const double want = s[0] + (op.res ? (double)res[r * m + j] : 0);
-                bad += !(fabs(y[r * m + j] - want) <= 0x1p-7 * t[0] + 1e-5);
+                bad += !(fabs(y[r * m + j] - want) <= e * t[0] + 1e-5);
             }
         }
     }
@@ -580,9 +610,11 @@ static void check_quantised(const struct iwp_gemm *g) {
         check_bulk(g, form, 33, 256, 96, false);
         check_bulk(g, form, 32, 512, 64, true);
     }
-    for (int form = IWP_GEMM_FILE_Q8_0; form <= IWP_GEMM_FILE && g->fine; form++)
-        check_bulk(g, form, 40, 1376, 96,
-                   form != IWP_GEMM_FILE_F16); /* pieces of k, the last one short */
+    for (int form = IWP_GEMM_FILE_Q8_0; form <= IWP_GEMM_FILE; form++)
+        if (g->forms & 1u << form)
+            check_bulk(g, form, 40, 1376, 96,
+                       form != IWP_GEMM_FILE_F16); /* pieces of k, the last one short */
+    if (!g->fine) check_bulk(g, IWP_GEMM_FILE_F16, 70, 1376, 160, true);
     check_bulk(g, IWP_GEMM_Q4_0, 1, 32, 64, false);
     check_bulk(g, IWP_GEMM_Q4_0, 70, 2592, 64, false); /* several blocks of k, the last one short */
     check_bulk(g, IWP_GEMM_Q4_0, 515, 64, 64, true);   /* more rows than share a block */
@@ -606,7 +638,7 @@ static void check_path(const struct iwp_gemm *g) {
         check_mlp(g, 64, 160, 428, gated);
         check_mlp(g, 33, 48, 1300, gated);
     }
-    if (!split) check_quantised(g);
+    check_quantised(g);
     static const int32_t keys[] = {1, 2, 31, 64, 255, 256, 257, 600};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         check_attend(g, 1, keys[i], 8, 8, 0, 1);
@@ -628,8 +660,8 @@ static double now(void) {
 
 /* Rows of a 7B decoder: GFLOP/s of a product, a gated pair, and of reading the weights (numbers/s). */
 static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
-                       int32_t m) {
-    if (!(g->forms & 1u << form)) return;
+                       int32_t m, bool twice) {
+    if (!(g->forms & 1u << form) || (twice && g->fine)) return;
     struct iwp_gemm_tile_size z = {32, 16 * 34};
     if (form > IWP_GEMM_FILE_Q8_0) z.bytes = 16 * 64;
     if (form < IWP_GEMM_FILE_Q8_0) z = iwp_gemm_tile_size(form);
@@ -637,10 +669,12 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     uint8_t *w = room(bytes);
     for (size_t i = 0; i < bytes; i++) w[i] = (uint8_t)(test_rand(&seed) % 60);
     float *x = normals((size_t)n * (size_t)k, 1), *y = room((size_t)n * (size_t)m * 4);
-    uint16_t *rows = room(iwp_gemm_size(g, (size_t)n, (size_t)k) * 2),
-             *out = room(iwp_gemm_size(g, (size_t)n, (size_t)m) * 2);
+    const size_t lo = iwp_gemm_size(g, (size_t)n, (size_t)k),
+                 lo_out = iwp_gemm_size(g, (size_t)n, (size_t)m);
+    uint16_t *rows = room((lo << twice) * 2), *out = room((lo_out << twice) * 2);
     struct iwp_gemm_bulk op = {.rows = rows,
                                .n = n,
+                               .split = twice,
                                .mat = quant_of(w, NULL, form, k, m),
                                .act = IWP_GEMM_NONE,
                                .y = y,
@@ -653,7 +687,7 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     double best[4] = {1e9, 1e9, 1e9, 1e9};
     for (int r = 0; r < 3; r++) {
         double t0 = now();
-        g->pack_rows(rows, x, k, 0, n, k, NULL);
+        g->pack_rows(rows, twice ? lo : 0, x, k, 0, n, k, NULL);
         double t1 = now();
         for (int32_t i = 0; i < m; i += IWP_GEMM_COLS)
             g->bulk(&op, i, m - i < IWP_GEMM_COLS ? m - i : IWP_GEMM_COLS, s);
@@ -735,15 +769,17 @@ static void bench_product(const struct iwp_gemm *g, const struct product *t) {
 static void bench(const struct iwp_gemm *g) {
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) bench_product(g, &products[i]);
     for (int32_t n = 32; n <= 512; n *= 4) {
-        bench_bulk(g, IWP_GEMM_Q4_0, n, 3584, 3584);
-        bench_bulk(g, IWP_GEMM_Q8_0, n, 3584, 3584);
-        bench_bulk(g, IWP_GEMM_FILE_Q8_0, n, 3584, 3584);
+        bench_bulk(g, IWP_GEMM_Q4_0, n, 3584, 3584, false);
+        bench_bulk(g, IWP_GEMM_Q8_0, n, 3584, 3584, false);
+        bench_bulk(g, IWP_GEMM_FILE_Q8_0, n, 3584, 3584, false);
     }
-    bench_bulk(g, IWP_GEMM_Q4_K, 512, 3584, 3584);
-    bench_bulk(g, IWP_GEMM_FILE_F16, 512, 3584, 3584);
-    bench_bulk(g, IWP_GEMM_Q6_K, 512, 3584, 3584);
-    bench_bulk(g, IWP_GEMM_Q4_0, 512, 3584, 18944);
-    bench_bulk(g, IWP_GEMM_Q4_0, 512, 18944, 3584);
+    bench_bulk(g, IWP_GEMM_Q8_0, 512, 3584, 3584, true);
+    bench_bulk(g, IWP_GEMM_Q4_K, 512, 3584, 3584, false);
+    bench_bulk(g, IWP_GEMM_FILE_F16, 512, 3584, 3584, !g->fine);
+    bench_bulk(g, IWP_GEMM_FILE_BF16, 512, 3584, 3584, false);
+    bench_bulk(g, IWP_GEMM_Q6_K, 512, 3584, 3584, false);
+    bench_bulk(g, IWP_GEMM_Q4_0, 512, 3584, 18944, false);
+    bench_bulk(g, IWP_GEMM_Q4_0, 512, 18944, 3584, false);
     const int32_t D = 1280, F = 3420, N = 2048;
     float *x = normals((size_t)(N * D), 1), *y = room((size_t)(N * 3 * D) * 4),
           *w = normals((size_t)(F * D), 0.02f);
