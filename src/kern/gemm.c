@@ -24,7 +24,7 @@ static void init(void) {
                                    IWP_CPU_AVXVNNI,
                                    IWP_CPU_AVX512,
                                    IWP_CPU_VNNI,
-                                   IWP_CPU_AMX_BF16 | IWP_CPU_BF16};
+                                   IWP_CPU_AMX_BF16 | IWP_CPU_BF16 | IWP_CPU_VNNI};
     iwp_gemm_init_avx2(&tables[2]);
     iwp_gemm_init_avxvnni(&tables[3]);
     iwp_gemm_init_avx512(&tables[4]);

@@ -129,6 +129,16 @@ struct iwp_gemm_bulk {
     uint16_t *out; /* packed, [n][m]; only with a gate */
 };
 
+/* y = rows · W for few rows, which are rounded to 16 bits; q8_0 weights of AMX buffers. */
+struct iwp_gemm_few {
+    const void *rows; /* n × k / 32 blocks of few_rows */
+    float *y;         /* [n][stride] */
+    int64_t stride;
+    int32_t n;
+    struct iwp_gemm_quant mat; /* its bias is not looked at */
+};
+enum { IWP_GEMM_FEW_BLOCK = 72 }; /* bytes of 32 numbers of a row */
+
 struct iwp_gemm {
     const char *name;
     const char *form; /* of packed numbers: "bf16" or "int16" */
@@ -162,6 +172,9 @@ struct iwp_gemm {
     /* The columns [col, col + n_cols) of all rows; with a gate col is a multiple of 32 run.  Scratch of
      * iwp_gemm_bulk_scratch bytes. */
     void (*bulk)(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch);
+    /* Columns, multiples of 32, of few rows, and what makes these; NULL where only ggml reads such weights. */
+    void (*few)(const struct iwp_gemm_few *op, int32_t col, int32_t n_cols);
+    void (*few_rows)(void *rows, const float *x, int64_t stride, int32_t n, int32_t k);
 };
 
 /* The best path of this CPU (IWP_CPU masks), NULL when it has none but plain C. */

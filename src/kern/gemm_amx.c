@@ -5,6 +5,8 @@
 #include "kern/gemm_body.h"
 #include "kern/gemm_read_amx.h"
 
+#include "kern/gemm_few.h"
+
 #include "kern/gemm_bulk.h"
 #include "kern/tiles.h"
 

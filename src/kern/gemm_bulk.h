@@ -131,5 +131,7 @@ static struct iwp_gemm table(const char *name) {
                              .layout = LAYOUT,
                              .forms = FORMS,
                              .read = read_tiles,
-                             .bulk = bulk_tiles};
+                             .bulk = bulk_tiles,
+                             .few = FEW_COLS,
+                             .few_rows = FEW_ROWS};
 }

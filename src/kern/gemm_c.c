@@ -4,6 +4,8 @@
 #include "kern/gemm_body.h"
 #include "kern/gemm_read_amx.h"
 
+#include "kern/gemm_few.h"
+
 #include "kern/gemm_bulk.h"
 
 static float widen(uint16_t h) {

@@ -7,7 +7,9 @@ enum {
     FORMS = ((2 << IWP_GEMM_Q6_K) - 1) | 1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 |
             1 << IWP_GEMM_FILE
 };
-#define LAYOUT "AMX"
+#define LAYOUT   "AMX"
+#define FEW_COLS few
+#define FEW_ROWS few_pack_rows
 
 #include "kern/gemm_read_file.h"
 

@@ -172,6 +172,14 @@ bool iwp_bulk_split(const struct iwp_bulk *u, const struct ggml_tensor *w) {
     return u && !u->g->fine && w->type == GGML_TYPE_F16;
 }
 
+bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
+    enum { MOST = 8 };
+    enum iwp_gemm_form form;
+    return u && u->g->few && w->buffer && n <= MOST && w->ne[1] % IWP_GEMM_SIDE == 0 &&
+           (size_t)(n * w->ne[0] / 32) * IWP_GEMM_FEW_BLOCK <= iwp_gemm_bulk_scratch(u->g) &&
+           find_form(u, w, &form) && form == IWP_GEMM_Q8_0;
+}
+
 /* ---- nodes --------------------------------------------------------------------------------------- */
 
 struct node {
@@ -311,4 +319,34 @@ struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx
     t->gate = quant(u, gate[0], gate[1]);
     deal(t, IWP_GEMM_SIDE * u->g->run, IWP_GEMM_COLS / 2);
     return rows_node(ctx, rows.t, rows.n, t->mat.m, run_gated, t);
+}
+
+/* Every thread packs the rows for itself: there is no barrier within a node. */
+static void run_few(struct ggml_tensor *y, int ith, int nth, void *user) {
+    struct node *t = user;
+    const struct ggml_tensor *x = y->src[0];
+    void *rows = t->bulk->scratch[ith];
+    const struct iwp_gemm_few op = {.rows = rows,
+                                    .y = y->data,
+                                    .stride = (int64_t)(y->nb[1] / sizeof(float)),
+                                    .n = t->n,
+                                    .mat = t->mat};
+    t->bulk->g->few_rows(rows, x->data, (int64_t)(x->nb[1] / sizeof(float)), t->n, t->k);
+    for (int32_t u; (u = iwp_deal_take(&t->deal, nth)) >= 0;) {
+        const int32_t left = t->mat.m - u * t->cols;
+        t->bulk->g->few(&op, u * t->cols, left < t->cols ? left : t->cols);
+    }
+}
+
+struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context *ctx,
+                                        struct ggml_tensor *x, struct ggml_tensor *w) {
+    struct node *t = node_new(u, ctx, (int32_t)x->ne[1], (int32_t)x->ne[0], false);
+    t->mat = quant(u, w, NULL);
+    /* Units small enough that threads end together, large enough for long reads. */
+    t->cols = t->mat.m / (4 * u->n_thread) / IWP_GEMM_SIDE * IWP_GEMM_SIDE;
+    if (t->cols < IWP_GEMM_SIDE) t->cols = IWP_GEMM_SIDE;
+    if (t->cols > 8 * IWP_GEMM_SIDE) t->cols = 8 * IWP_GEMM_SIDE;
+    t->deal.n_unit = (t->mat.m + t->cols - 1) / t->cols;
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, w->ne[1], x->ne[1], 1, 1, &x, 1, run_few,
+                          GGML_N_TASKS_MAX, t);
 }

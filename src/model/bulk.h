@@ -21,6 +21,12 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w);
 /* Whether rows have to be split for its products to be as exact as ggml's. */
 bool iwp_bulk_split(const struct iwp_bulk *u, const struct ggml_tensor *w);
 
+/* Whether n rows are few enough for a product that rounds them to 16 bits (ggml's: 8); false for u NULL.  Then
+ * x [k, n] · w: [m, n]. */
+bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n);
+struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context *ctx,
+                                        struct ggml_tensor *x, struct ggml_tensor *w);
+
 /* n rows of k numbers as an operand of products. */
 struct iwp_bulk_rows {
     struct ggml_tensor *t;

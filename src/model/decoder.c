@@ -267,9 +267,12 @@ static bool in_bulk(const struct iwp_decoder_layer *y, const struct ggml_tensor 
     return y->bulk_rows && x->ne[1] >= y->bulk_rows;
 }
 
-static struct ggml_tensor *linear(struct ggml_context *ctx, struct ggml_tensor *w,
-                                  struct ggml_tensor *b, struct ggml_tensor *x) {
-    struct ggml_tensor *y = ggml_mul_mat(ctx, w, x);
+static struct ggml_tensor *linear(const struct iwp_decoder *d, struct ggml_context *ctx,
+                                  struct ggml_tensor *w, struct ggml_tensor *b,
+                                  struct ggml_tensor *x) {
+    struct ggml_tensor *y = iwp_bulk_few(d->bulk, w, x->ne[1])
+                                ? iwp_bulk_few_linear(d->bulk, ctx, x, w)
+                                : ggml_mul_mat(ctx, w, x);
     return b ? ggml_add(ctx, y, b) : y;
 }
 
@@ -299,8 +302,8 @@ struct iwp_decoder_qkv iwp_decoder_build_qkv(const struct iwp_decoder *d, struct
     else
         h = norm(d, ctx, x, y->attn_norm);
     for (int i = want_q ? 0 : 1; i < 3; i++)
-        p[i] =
-            h ? linear(ctx, w[i], b[i], h) : iwp_bulk_linear(d->bulk, ctx, rows, w[i], b[i], NULL);
+        p[i] = h ? linear(d, ctx, w[i], b[i], h)
+                 : iwp_bulk_linear(d->bulk, ctx, rows, w[i], b[i], NULL);
     if (want_q) {
         o.q = ggml_reshape_3d(ctx, p[0], d->d_head, d->n_head, n);
         o.q_rope = rope(d, ctx, o.q, pos, y->factor);
@@ -384,11 +387,11 @@ static struct ggml_tensor *after_attention(const struct iwp_decoder *d, struct g
                                            struct ggml_tensor *x) {
     const struct iwp_decoder_layer *y = &d->layer[l];
     if (in_bulk(y, x)) return after_attention_bulk(d, ctx, y, h, x);
-    x = ggml_add(ctx, linear(ctx, y->wo, y->bo, h), x);
+    x = ggml_add(ctx, linear(d, ctx, y->wo, y->bo, h), x);
     h = norm(d, ctx, x, y->ffn_norm);
-    struct ggml_tensor *gate = linear(ctx, y->gate, y->gate_b, h);
-    struct ggml_tensor *up = linear(ctx, y->up, y->up_b, h);
-    h = linear(ctx, y->down, y->down_b, ggml_swiglu_split(ctx, gate, up));
+    struct ggml_tensor *gate = linear(d, ctx, y->gate, y->gate_b, h);
+    struct ggml_tensor *up = linear(d, ctx, y->up, y->up_b, h);
+    h = linear(d, ctx, y->down, y->down_b, ggml_swiglu_split(ctx, gate, up));
     return ggml_add(ctx, h, x);
 }
 
@@ -500,5 +503,5 @@ struct ggml_tensor *iwp_decoder_build_lanes(const struct iwp_decoder *d, struct 
 
 struct ggml_tensor *iwp_decoder_build_logits(const struct iwp_decoder *d, struct ggml_context *ctx,
                                              struct ggml_tensor *x) {
-    return linear(ctx, d->out, d->out_b, norm(d, ctx, x, d->out_norm));
+    return linear(d, ctx, d->out, d->out_b, norm(d, ctx, x, d->out_norm));
 }

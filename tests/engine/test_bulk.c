@@ -52,6 +52,8 @@ struct job {
 static struct ggml_tensor *build(const struct job *j, struct ggml_context *ctx,
                                  struct ggml_tensor *x) {
     struct iwp_bulk_rows rows = {0};
+    if (j->bulk && j->w && iwp_bulk_few(j->bulk, j->w->t, x->ne[1]))
+        return iwp_bulk_few_linear(j->bulk, ctx, x, j->w->t);
     if (j->bulk)
         rows = iwp_bulk_rows(j->bulk, ctx, x, NULL, 0,
                              iwp_bulk_split(j->bulk, j->w ? j->w->t : j->up->t));
@@ -116,6 +118,30 @@ static double off(const float *got, const double *want, int n) {
     return sqrt(e / s);
 }
 
+/* Few rows of q8_0 weights: 16 bits of each, where ggml takes 8. */
+static void check_few(struct iwp_backend *b, struct iwp_bulk *u) {
+    static float in[N * K], own[N * M], part[N * M], ggml[N * M];
+    static double want[N * M];
+    struct weight w = weight_new(b, GGML_TYPE_Q8_0, K, M),
+                  other = weight_new(b, GGML_TYPE_Q4_0, K, M);
+    for (int i = 0; i < N * K; i++) in[i] = test_normal(&seed);
+    CHECK(!iwp_bulk_few(u, other.t, 1) && !iwp_bulk_few(u, w.t, 9) && !iwp_bulk_few(NULL, w.t, 1));
+    struct job j = {.w = &w, .bulk = u};
+    exactly(&j, in, want);
+    for (int n = 1; n <= 8 && iwp_bulk_few(u, w.t, n); n += n == 1 ? 4 : 3) {
+        run(b, &j, in, n, own);
+        iwp_backend_size_threads(b, 0); /* one thread */
+        run(b, &j, in, n, part);
+        iwp_backend_size_threads(b, 1e12);
+        CHECK_MSG(memcmp(part, own, (size_t)(n * M) * sizeof *own) == 0, "%d rows: threads", n);
+        run(b, &(struct job){.w = &w}, in, n, ggml);
+        const double a = off(own, want, n * M), o = off(ggml, want, n * M);
+        CHECK_MSG(a < 5e-5 && a < o / 50, "%d rows: %g off, ggml's %g", n, a, o);
+        printf("q8_0, %d rows: relative L2 %.6f, ggml's %.5f\n", n, a, o);
+    }
+    weight_free(&w), weight_free(&other);
+}
+
 static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type) {
     static float in[N * K], own[N * K], ggml[N * K], part[N * K];
     static double want[N * K];
@@ -161,6 +187,7 @@ int main(void) {
     CHECK_INT(iwp_bulk_new(&u, b, &err), 0);
     if (!u) puts("products of many rows stay with ggml here");
     for (size_t i = 0; u && i < ALL; i++) check(b, u, types[i]);
+    if (u) check_few(b, u);
     struct weight exact = weight_new(b, GGML_TYPE_F32, K, M);
     CHECK(iwp_bulk_from(u, exact.t) == 0); /* ggml rounds nothing there */
     weight_free(&exact);

@@ -603,7 +603,58 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     free(rows), free(out), free(scratch), free(xr);
 }
 
+/* Few rows, rounded to 16 bits: 2^-16 of the largest of 32 numbers each, every row as it would be alone. */
+static void check_few(const struct iwp_gemm *g, int32_t n, int32_t k, int32_t m) {
+    double *w = room((size_t)(m * k) * 8);
+    uint8_t *tiles = quantised(g, IWP_GEMM_Q8_0, m, k, w);
+    float *x = normals((size_t)n * (size_t)k, 1), *y = room((size_t)(n * m) * 4),
+          *alone = room((size_t)m * 4);
+    for (int32_t i = 0; i < 32; i++) x[i] = 0; /* a block of nothing */
+    x[40] = 1e4f;                              /* one far above its neighbours */
+    void *rows = room((size_t)(n * (k / 32)) * IWP_GEMM_FEW_BLOCK);
+    struct iwp_gemm_few op = {.rows = rows,
+                              .y = y,
+                              .stride = m,
+                              .n = n,
+                              .mat = quant_of(tiles, NULL, IWP_GEMM_Q8_0, k, m)};
+    g->few_rows(rows, x, k, n, k);
+    g->few(&op, 0, 32);
+    if (m > 32) g->few(&op, 32, m - 32);
+    int bad = 0;
+    for (int32_t r = 0; r < n; r++)
+        for (int32_t j = 0; j < m; j++) {
+            double s = 0, bound = 1e-5;
+            for (int32_t i = 0; i < k; i++) {
+                double most = 0;
+                for (int32_t t = i / 32 * 32; t < i / 32 * 32 + 32; t++)
+                    most = fmax(most, fabs((double)x[r * k + t]));
+                s += (double)x[r * k + i] * w[j * k + i];
+                bound += (0x1p-16 * 1.01 * most + 1e-6 * fabs((double)x[r * k + i])) *
+                         fabs(w[j * k + i]);
+            }
+            bad += !(fabs(y[r * m + j] - s) <= bound);
+        }
+    CHECK_MSG(bad == 0, "%s few, %d x %d x %d: %d off", g->name, n, k, m, bad);
+    op.n = 1;
+    op.y = alone;
+    for (int32_t r = 0; r < n; r++) {
+        g->few_rows(rows, x + r * k, k, 1, k);
+        g->few(&op, 0, m);
+        CHECK_MSG(memcmp(alone, y + r * m, (size_t)m * 4) == 0, "%s few: row %d of %d", g->name, r,
+                  n);
+    }
+    x[(n - 1) * k + k / 2] = NAN; /* what is not a number stays none, in its row alone */
+    op.n = n;
+    op.y = y;
+    g->few_rows(rows, x, k, n, k);
+    g->few(&op, 0, m);
+    CHECK(isnan(y[(n - 1) * m]) && (n == 1 || !isnan(y[0])));
+    free(w), free(tiles), free(x), free(y), free(alone), free(rows);
+}
+
 static void check_quantised(const struct iwp_gemm *g) {
+    for (int32_t n = 1; g->few && n <= 9; n++) check_few(g, n, n % 2 ? 64 : 544, n % 3 ? 96 : 32);
+
     for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_FILE; form++) {
         if (!(g->forms & 1u << form)) continue;
         check_read(g, form);
