@@ -233,15 +233,37 @@ static inline void bias_of(float out[32], const struct iwp_gemm_mat *m, int32_t 
         memset(out, 0, 32 * sizeof *out);
 }
 
-/* Results are read again only after all rows are done: with AMX, whose products are as fast as memory, they
- * go past the caches, which saves fetching the lines first. */
+/* Results are read again only after all rows are done: with AVX-512, whose vectors are whole lines, they go past
+ * the caches, which saves fetching the lines first. */
 static inline void save_far(float *p, vf v) {
-#if defined(__AMX_TILE__)
+#if defined(__AVX512F__)
     if (((uintptr_t)p & 63) == 0)
         _mm512_stream_ps(p, (__m512)v);
     else
 #endif
         save(p, v);
+}
+
+/* Other threads see such stores in no order of their own. */
+static inline void settle(void) {
+#if defined(__AVX512F__)
+    _mm_sfence();
+#endif
+}
+
+/* Where something is added to results, both have to come: with AMX the products are over before they would. */
+#if defined(__AVX512F__) && !defined(__AMX_TILE__)
+enum { EXPECT = 1 };
+#else
+enum { EXPECT = 0 };
+#endif
+static inline void expect(const float *y, const float *res, int64_t stride, int32_t n_row,
+                          int32_t n_col) {
+    for (int32_t r = 0; r < n_row; r++)
+        for (int32_t i = 0; i < n_col; i += 16) {
+            __builtin_prefetch(y + r * stride + i, 1, 2);
+            __builtin_prefetch(res + r * stride + i, 0, 2);
+        }
 }
 
 /* A finished 32 × 32 product to y, n_row and n_col of it. */
@@ -253,7 +275,10 @@ static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32
             float *to = y + r * stride + h;
             if (n_col - h >= 16) {
                 if (res) v += load(res + r * stride + h);
-                save_far(to, v);
+                if (res && EXPECT)
+                    save(to, v);
+                else
+                    save_far(to, v);
                 continue;
             }
             float t[16];
@@ -308,6 +333,10 @@ static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n,
                         next[i] = part_of(m, p + panels + i, k0, steps, r);
                     for (int32_t i = 0; i < panels && cut.group > 1; i++)
                         c[i] = sums + (size_t)(p + i - p0) * waits + (size_t)(r / 32) * SUMS;
+                    if (EXPECT && done && res)
+                        expect(y + r * stride + p * 32, res + r * stride + p * 32, stride,
+                               n - r < 32 ? n - r : 32,
+                               m->m - p * 32 < 32 * panels ? m->m - p * 32 : 32 * panels);
                     products(panels, c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK,
                              lo, w, steps, m->split, k0 > 0, next);
                     for (int32_t i = 0; i < panels && done; i++) {
@@ -332,6 +361,7 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
                  op->res ? op->res + at : NULL, op->act);
         at += op->mat[i].m;
     }
+    settle();
 }
 
 /* Row r of act(gate) * up, or act(up); columns beyond m come out as zero (no bias there). */
@@ -428,6 +458,7 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
         }
     }
     multiply(&op->down, h, n, work, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
+    settle();
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
