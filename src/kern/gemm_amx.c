@@ -78,18 +78,15 @@ static void tile_once(float *c, const uint16_t *a, const uint16_t *b, int32_t n_
 }
 static void linear(const struct iwp_gemm_linear *op, int32_t first, int32_t n, void *scratch) {
     WITH_TILES(linear_tiles(op, first, n, scratch));
-    _mm_sfence(); /* stores past the caches are seen by other threads in no order of their own */
 }
 static void mlp(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, void *scratch) {
     WITH_TILES(mlp_tiles(op, first, n, scratch));
-    _mm_sfence();
 }
 static void attend(const struct iwp_gemm_attend *op, void *scratch) {
     WITH_TILES(attend_tiles(op, scratch));
 }
 static void bulk(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch) {
     WITH_TILES(bulk_tiles(op, col, n_cols, scratch));
-    _mm_sfence();
 }
 
 void iwp_gemm_init_amx(struct iwp_gemm *g) {

@@ -112,76 +112,92 @@ struct row_scale {
     float mean, factor;
 };
 
-static struct row_scale measure(const float *x, int32_t k, const struct iwp_gemm_norm *norm) {
-    vf s = all(0);
-    float mean = 0, var = 0;
-    int32_t i = 0;
-    if (!norm->rms) {
-        for (; i + 16 <= k; i += 16) s += load(x + i);
-        mean = sum(s);
-        for (; i < k; i++) mean += x[i];
-        mean /= (float)k;
+/* Sum of x - mean, or of their squares: four at a time, since each addition waits for the one before. */
+static inline float sum_of(const float *x, int32_t k, float mean, bool squares) {
+    vf s[4] = {all(0), all(0), all(0), all(0)};
+    float tail[64];
+    for (int32_t i = 0; i < k; i += 64) {
+        const float *p = x + i;
+        if (k - i < 64) {
+            for (int32_t j = 0; j < 64; j++) tail[j] = j < k - i ? p[j] : mean;
+            p = tail;
+        }
+        for (int j = 0; j < 4; j++) {
+            const vf v = load(p + 16 * j) - all(mean);
+            s[j] += squares ? v * v : v;
+        }
     }
-    s = all(0);
-    for (i = 0; i + 16 <= k; i += 16) {
-        vf v = load(x + i) - all(mean);
-        s += v * v;
-    }
-    var = sum(s);
-    for (; i < k; i++) var += (x[i] - mean) * (x[i] - mean);
-    return (struct row_scale){mean, 1.0f / sqrtf(var / (float)k + norm->eps)};
+    return sum((s[0] + s[1]) + (s[2] + s[3]));
 }
 
-/* 32 neighbours of k of one row; lo > 0: and the rest of the rounding lo values further. */
-static inline void put_row(uint16_t *block, size_t lo, int32_t row, const vf v[2], struct fit f) {
-    put_run(block + row * 32, scales(block) + row, v, f);
+static struct row_scale measure(const float *x, int32_t k, const struct iwp_gemm_norm *norm) {
+    const float mean = norm->rms ? 0 : sum_of(x, k, 0, false) / (float)k;
+    return (struct row_scale){mean, 1.0f / sqrtf(sum_of(x, k, mean, true) / (float)k + norm->eps)};
+}
+
+/* 32 neighbours of k of one row, of run i of f; lo > 0: and the rest of the rounding lo values further. */
+static inline void put_row(uint16_t *block, size_t lo, int32_t row, const vf v[2],
+                           const struct fits *f, int i) {
+    put_run(block + row * 32, scales(block) + row, v, f, i);
     if (!lo) return;
     const vf low[2] = {rest(v[0]), rest(v[1])};
-    put_run(block + lo + row * 32, scales(block + lo) + row, low, f);
+    put_run(block + lo + row * 32, scales(block + lo) + row, low, f, i);
 }
 
-/* k values of one row into blocks, normed on the way when norm has weights. */
-static void pack_row(uint16_t *to, size_t lo, int32_t row, const float *x, int32_t k,
-                     const struct iwp_gemm_norm *norm) {
+/* A run of a row, n values of it given, normed when there are weights. */
+static inline void values_of(vf v[2 * RUN], const float *x, const float *w, const float *b,
+                             struct row_scale r, int32_t n) {
     enum { LEN = 32 * RUN };
-    struct row_scale r = {0, 1};
-    if (norm && norm->w) r = measure(x, k, norm);
-    for (int32_t i = 0; i < k; i += LEN) {
-        const int32_t n = k - i < LEN ? k - i : LEN, blocks = blocks_of(n);
-        float tx[LEN], tw[LEN], tb[LEN];
-        const float *px = x + i, *pw = NULL, *pb = NULL;
-        if (norm && norm->w) pw = norm->w + i;
-        if (pw && norm->b) pb = norm->b + i;
-        if (n < LEN) {
-            load_tail(tx, px, n, blocks * 32);
-            px = tx;
-            if (pw) load_tail(tw, pw, n, blocks * 32), pw = tw;
-            if (pb) load_tail(tb, pb, n, blocks * 32), pb = tb;
-        }
-        vf v[2 * RUN];
-        for (int32_t h = 0; h < 2 * blocks; h++) {
-            v[h] = load(px + 16 * h);
-            if (pw) v[h] = (v[h] - all(r.mean)) * all(r.factor) * load(pw + 16 * h);
-            if (pb) v[h] += load(pb + 16 * h);
-        }
-        const struct fit f = fit_of(v, 2 * blocks, NORM);
-        for (int32_t b = 0; b < blocks; b++, to += BLOCK) put_row(to, lo, row, v + 2 * b, f);
+    float tx[LEN], tw[LEN], tb[LEN];
+    if (n < LEN) {
+        load_tail(tx, x, n, LEN), x = tx;
+        if (w) load_tail(tw, w, n, LEN), w = tw;
+        if (b) load_tail(tb, b, n, LEN), b = tb;
+    }
+    for (int32_t h = 0; h < 2 * RUN; h++) {
+        v[h] = load(x + 16 * h);
+        if (w) v[h] = (v[h] - all(r.mean)) * all(r.factor) * load(w + 16 * h);
+        if (b) v[h] += load(b + 16 * h);
     }
 }
 
-/* Rows [0, n) at x, zeros up to a multiple of 32. */
+/* Rows [0, n) at x into blocks, normed on the way when norm has weights, zeros up to a multiple of 32. */
 static void pack_rows(uint16_t *to, size_t lo, const float *x, int64_t stride, int32_t n, int32_t k,
                       const struct iwp_gemm_norm *norm) {
+    enum { LEN = 32 * RUN };
     const size_t kt = iwp_gemm_up((size_t)k) / 32;
-    const vf zero[2] = {all(0), all(0)};
-    for (int32_t i = 0; i < (int32_t)iwp_gemm_up((size_t)n); i++) {
-        uint16_t *at = to + (size_t)(i / 32) * kt * BLOCK;
-        if (i < n)
-            pack_row(at, lo, i % 32, x + i * stride, k, norm);
-        else
-            for (size_t t = 0; t < kt; t++)
-                put_row(at + t * BLOCK, lo, i % 32, zero, fit_of(zero, 2, NORM));
+    const float *w = norm ? norm->w : NULL, *b = w ? norm->b : NULL;
+    struct row_scale r = {0, 1};
+    struct fits f = {0};
+    vf v[FITS][2 * RUN]; /* runs that wait, and where they belong */
+    struct {
+        int32_t row, k;
+    } at[FITS];
+    int32_t have = 0;
+    for (int32_t row = 0; row < n; row++) {
+        const float *from = x + row * stride;
+        if (w) r = measure(from, k, norm);
+        for (int32_t i = 0; i < k; i += LEN) {
+            values_of(v[have], from + i, w ? w + i : NULL, b ? b + i : NULL, r,
+                      k - i < LEN ? k - i : LEN);
+            at[have].row = row, at[have++].k = i;
+            if (have < FITS && (row + 1 < n || i + LEN < k)) continue;
+            fits_of(&f, v[0], have, NORM);
+            for (int32_t j = 0; j < have; j++) {
+                uint16_t *block =
+                    to + ((size_t)(at[j].row / 32) * kt + (size_t)at[j].k / 32) * BLOCK;
+                const int32_t left = k - at[j].k, blocks = blocks_of(left < LEN ? left : LEN);
+                for (int32_t t = 0; t < blocks; t++, block += BLOCK)
+                    put_row(block, lo, at[j].row % 32, v[j] + 2 * t, &f, j);
+            }
+            have = 0;
+        }
     }
+    const vf zero[2] = {all(0), all(0)};
+    const struct fits none = {0};
+    for (int32_t row = n; row < (int32_t)iwp_gemm_up((size_t)n); row++)
+        for (size_t t = 0; t < kt; t++)
+            put_row(to + ((size_t)(row / 32) * kt + t) * BLOCK, lo, row % 32, zero, &none, 0);
 }
 
 static void pack_rows_at(uint16_t *rows, size_t lo, const float *x, int64_t stride, int32_t first,
@@ -196,20 +212,20 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
         const int32_t len = k - i < LEN ? k - i : LEN, blocks = blocks_of(len);
         for (int32_t h = 0; h < 32; h += 16) {
             vf v[16][2 * RUN];
-            struct fit f[16];
+            struct fits f;
             for (int32_t j = 0; j < 16; j++) {
                 float t[LEN] = {0};
                 const float *p = h + j < n ? w + (h + j) * stride + i : t;
                 if (h + j < n && len < LEN) load_tail(t, p, len, LEN), p = t;
-                for (int32_t b = 0; b < 2 * blocks; b++)
+                for (int32_t b = 0; b < 2 * RUN; b++)
                     v[j][b] = low ? rest(load(p + 16 * b)) : load(p + 16 * b);
-                f[j] = fit_of(v[j], 2 * blocks, NORM);
             }
+            fits_of(&f, v[0], 16, NORM);
             for (int32_t b = 0; b < blocks; b++) {
                 uint16_t *to = panel + b * BLOCK;
                 vf pairs[16]; /* two neighbours of k in one number, which is only moved */
                 for (int32_t j = 0; j < 16; j++)
-                    put_run((uint16_t *)&pairs[j], scales(to) + h + j, v[j] + 2 * b, f[j]);
+                    put_run((uint16_t *)&pairs[j], scales(to) + h + j, v[j] + 2 * b, &f, j);
                 transpose16(pairs);
                 memcpy(to + h * 32, pairs, sizeof pairs);
             }
@@ -231,15 +247,37 @@ static inline void bias_of(float out[32], const struct iwp_gemm_mat *m, int32_t 
         memset(out, 0, 32 * sizeof *out);
 }
 
-/* Results are read again only after all rows are done: with AMX, whose products are as fast as memory, they
- * go past the caches, which saves fetching the lines first. */
+/* Results are read again only after all rows are done: with AVX-512, whose vectors are whole lines, they go past
+ * the caches, which saves fetching the lines first. */
 static inline void save_far(float *p, vf v) {
-#if defined(__AMX_TILE__)
+#if defined(__AVX512F__)
     if (((uintptr_t)p & 63) == 0)
         _mm512_stream_ps(p, (__m512)v);
     else
 #endif
         save(p, v);
+}
+
+/* Other threads see such stores in no order of their own. */
+static inline void settle(void) {
+#if defined(__AVX512F__)
+    _mm_sfence();
+#endif
+}
+
+/* Where something is added to results, both have to come: with AMX the products are over before they would. */
+#if defined(__AVX512F__) && !defined(__AMX_TILE__)
+enum { EXPECT = 1 };
+#else
+enum { EXPECT = 0 };
+#endif
+static inline void expect(const float *y, const float *res, int64_t stride, int32_t n_row,
+                          int32_t n_col) {
+    for (int32_t r = 0; r < n_row; r++)
+        for (int32_t i = 0; i < n_col; i += 16) {
+            __builtin_prefetch(y + r * stride + i, 1, 2);
+            __builtin_prefetch(res + r * stride + i, 0, 2);
+        }
 }
 
 /* A finished 32 × 32 product to y, n_row and n_col of it. */
@@ -251,7 +289,10 @@ static void store(float *y, int64_t stride, const float *c, int32_t n_row, int32
             float *to = y + r * stride + h;
             if (n_col - h >= 16) {
                 if (res) v += load(res + r * stride + h);
-                save_far(to, v);
+                if (res && EXPECT)
+                    save(to, v);
+                else
+                    save_far(to, v);
                 continue;
             }
             float t[16];
@@ -306,6 +347,10 @@ static void multiply(const struct iwp_gemm_mat *m, const uint16_t *a, int32_t n,
                         next[i] = part_of(m, p + panels + i, k0, steps, r);
                     for (int32_t i = 0; i < panels && cut.group > 1; i++)
                         c[i] = sums + (size_t)(p + i - p0) * waits + (size_t)(r / 32) * SUMS;
+                    if (EXPECT && done && res)
+                        expect(y + r * stride + p * 32, res + r * stride + p * 32, stride,
+                               n - r < 32 ? n - r : 32,
+                               m->m - p * 32 < 32 * panels ? m->m - p * 32 : 32 * panels);
                     products(panels, c, a + ((size_t)(r / 32) * (size_t)kt + (size_t)k0) * BLOCK, w,
                              rests_of(m->split, lo, (size_t)steps * BLOCK), steps, k0 > 0, next);
                     for (int32_t i = 0; i < panels && done; i++) {
@@ -330,6 +375,7 @@ static void linear_tiles(const struct iwp_gemm_linear *op, int32_t first, int32_
                  op->res ? op->res + at : NULL, op->act);
         at += op->mat[i].m;
     }
+    settle();
 }
 
 /* Row r of act(gate) * up, or act(up); columns beyond m come out as zero (no bias there). */
@@ -345,13 +391,14 @@ static inline void hidden_row(vf v[2], int32_t r, const float *up, const float *
     }
 }
 
-/* The same as the next product's rows, each block of them a run of its own. */
+/* The same as the next product's rows, of numbers that have no runs. */
 static void store_rows(uint16_t *to, size_t lo, const float *up, const float *gate,
                        const float *bias_up, const float *bias_gate, enum iwp_gemm_act act) {
+    const struct fits none = {0};
     for (int32_t r = 0; r < 32; r++) {
         vf v[2];
         hidden_row(v, r, up, gate, bias_up, bias_gate, act);
-        put_row(to, lo, r, v, fit_of(v, 2, NORM));
+        put_row(to, lo, r, v, &none, 0);
     }
 }
 
@@ -368,12 +415,18 @@ static void keep_rows(float *to, const float *up, const float *gate, const float
 
 /* n kept blocks, a run, as rows. */
 static void store_run(uint16_t *to, const float *kept, int32_t n) {
-    for (int32_t r = 0; r < 32; r++) {
-        vf v[2 * RUN];
-        for (int32_t i = 0; i < 2 * n; i++)
-            v[i] = load(kept + (size_t)(i / 2) * SUMS + r * 32 + i % 2 * 16);
-        const struct fit f = fit_of(v, 2 * n, NORM);
-        for (int32_t b = 0; b < n; b++) put_row(to + (size_t)b * BLOCK, 0, r, v + 2 * b, f);
+    for (int32_t r0 = 0; r0 < 32; r0 += FITS) {
+        vf v[FITS][2 * RUN];
+        struct fits f;
+        for (int32_t r = 0; r < FITS; r++)
+            for (int32_t i = 0; i < 2 * RUN; i++)
+                v[r][i] = i < 2 * n
+                              ? load(kept + (size_t)(i / 2) * SUMS + (r0 + r) * 32 + i % 2 * 16)
+                              : all(0);
+        fits_of(&f, v[0], FITS, NORM);
+        for (int32_t r = 0; r < FITS; r++)
+            for (int32_t b = 0; b < n; b++)
+                put_row(to + (size_t)b * BLOCK, 0, r0 + r, v[r] + 2 * b, &f, r);
     }
 }
 
@@ -418,6 +471,7 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
         }
     }
     multiply(&op->down, h, n, work, op->y + first * op->stride, op->stride, x, IWP_GEMM_NONE);
+    settle();
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -471,14 +525,18 @@ static void pack_turned(uint16_t *to, size_t block_stride, const float *v, int64
     for (int32_t i = 0; i < d; i += 32, to += block_stride)
         for (int c = 0; c < 32; c += 16) {
             vf turned[16][2 * RUN];
-            for (int32_t b = 0; b < blocks; b++)
+            struct fits f;
+            for (int32_t b = 0; b < RUN; b++)
                 turn_rows(turned, 2 * b, v + b * 32 * stride + i, stride,
-                          n - 32 * b < 32 ? n - 32 * b : 32, d - i < 32 ? d - i : 32, c, low);
-            for (int k = 0; k < 16; k++) {
-                const struct fit f = fit_of(turned[k], 2 * blocks, VALUES);
+                          n - 32 * b < 32 ? n - 32 * b : 32,
+                          b >= blocks  ? 0
+                          : d - i < 32 ? d - i
+                                       : 32,
+                          c, low);
+            fits_of(&f, turned[0], 16, VALUES);
+            for (int k = 0; k < 16; k++)
                 for (int32_t b = 0; b < blocks; b++)
-                    put_row(to + (size_t)b * BLOCK, 0, c + k, turned[k] + 2 * b, f);
-            }
+                    put_row(to + (size_t)b * BLOCK, 0, c + k, turned[k] + 2 * b, &f, k);
         }
 }
 

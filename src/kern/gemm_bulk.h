@@ -112,6 +112,7 @@ static void bulk_tiles(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_co
     float *sums = (float *)(void *)(w + size_of(IWP_GEMM_COLS, KC));
     for (int32_t r = 0; r < op->n; r += ROWS)
         bulk_rows(op, col, n_cols, r, op->n - r < ROWS ? op->n : r + ROWS, w, sums);
+    settle();
 }
 
 /* What every path has; some put their own functions over it. */

@@ -6,7 +6,7 @@
 #define ALWAYS static inline __attribute__((always_inline)) /* n is to be known */
 enum { FEW = 4, AHEAD = 3072 };                             /* rows at a time; bytes */
 
-struct few_block { /* 32 neighbours of a row */
+struct few_block {           /* 32 neighbours of a row */
     int32_t high[8], low[8]; /* four bytes each */
     float scale;
     int32_t sum; /* of all, times 128 */
@@ -30,7 +30,8 @@ static void few_pack(struct few_block *to, const float *x, int32_t k) {
         const float f = fits ? 32512.0f / most : 0;
         vi sum = (vi)all(0);
         bytes h[2], l[2];
-        for (int t = 0; t < 2; t++) { /* nearest integers: the mantissa of 2^23 + 2^22 + v has them */
+        for (int t = 0; t < 2;
+             t++) { /* nearest integers: the mantissa of 2^23 + 2^22 + v has them */
             const vf y = fits ? v[t] * all(f) : all(0);
             const vi n = (vi)(y + all(12582912.0f)) - 0x4b400000, high = (n + 128) >> 8;
             h[t] = __builtin_convertvector(high, bytes);
@@ -102,8 +103,7 @@ static void few_pack_rows(void *rows, const float *x, int64_t stride, int32_t n,
 static void few(const struct iwp_gemm_few *op, int32_t col, int32_t n_cols) {
     const struct few_block *x = op->rows;
     for (int32_t j = col; j < col + n_cols; j += 32)
-        for (int32_t row = 0; row < op->n; row += FEW)
-            switch (op->n - row) {
+        for (int32_t row = 0; row < op->n; row += FEW) switch (op->n - row) {
             case 1: few_tiles(op, x, row, 1, j); break;
             case 2: few_tiles(op, x, row, 2, j); break;
             case 3: few_tiles(op, x, row, 3, j); break;

@@ -46,31 +46,55 @@ static inline float largest(vf v) {
 #endif
 }
 
-/* How a run becomes integers, and what one of them stands for. */
-struct fit {
-    float factor, scale;
+/* How up to FITS runs become integers, and what one of them stands for. */
+enum { FITS = 16 };
+struct fits {
+    float factor[FITS], scale[FITS];
 };
 
-/* For a run of n vectors.  What is not a number makes the scale none. */
-static inline struct fit fit_of(const vf *v, int n, float size) {
-    vf m = magnitude(v[0]), s = all(1e-30f); /* subnormal squares would crawl */
-    for (int i = 1; i < n; i++) m = larger(m, magnitude(v[i]));
+/* Of numbers whose squares f32 does not hold.  What is not a number makes the scale none. */
+static inline void fit_far(struct fits *f, int at, const vf *v, float size) {
+    vf m = all(0), s = all(0);
+    for (int i = 0; i < 2 * RUN; i++) m = larger(m, magnitude(v[i]));
     const float most = largest(m);
-    if (most <= NOTHING) return (struct fit){0, 0};
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < 2 * RUN; i++) {
         const vf x = v[i] * all(1 / most);
         s += x * x;
     }
-    const float norm = sqrtf(sum(s)), f = (norm * MOST < size ? MOST : size / norm) / most;
-    return (struct fit){f, 1 / f};
+    const float norm = sqrtf(sum(s));
+    f->factor[at] = (norm * MOST < size ? MOST : size / norm) / most;
+    f->scale[at] = 1 / f->factor[at];
 }
 
-/* 32 neighbours of k. */
-static inline void put_run(uint16_t *to, float *scale, const vf v[2], struct fit f) {
-    const vh h[2] = {__builtin_convertvector(integers(v[0] * all(f.factor)), vh),
-                     __builtin_convertvector(integers(v[1] * all(f.factor)), vh)};
-    memcpy(to, h, sizeof h);
-    *scale = f.scale;
+/* For n runs of 2 RUN vectors each. */
+static inline void fits_of(struct fits *f, const vf *v, int n, float size) {
+    vf m[FITS], s[FITS];
+    for (int r = 0; r < n; r++) {
+        m[r] = magnitude(v[2 * RUN * r]);
+        s[r] = all(1e-30f); /* subnormal squares would crawl */
+        for (int i = 0; i < 2 * RUN; i++) {
+            const vf x = v[2 * RUN * r + i];
+            if (i > 0) m[r] = larger(magnitude(x), m[r]);
+            s[r] += x * x;
+        }
+    }
+    for (int r = n; r < FITS; r++) m[r] = s[r] = all(0);
+    const vf most = tops16(m), squares = sums16(s),
+             scale = larger(most * all(1 / MOST), roots(squares) * all(1 / size));
+    save(f->scale, pick(most > all(NOTHING), scale, all(0)));
+    save(f->factor, pick(most > all(NOTHING), all(1) / scale, all(0)));
+    if (sum(squares) < 1e37f) return;
+    for (int r = 0; r < n; r++)
+        if (!(squares[r] < 1e36f)) fit_far(f, r, v + 2 * RUN * r, size);
+}
+
+/* 32 neighbours of k, of run i of those that were fit. */
+static inline void put_run(uint16_t *to, float *scale, const vf v[2], const struct fits *f, int i) {
+    const vf by = all(f->factor[i]);
+    const vu h[2] = {integers(v[0] * by), integers(v[1] * by)};
+    const vhh both = lower_halves(h[0], h[1]);
+    memcpy(to, &both, sizeof both);
+    *scale = f->scale[i];
 }
 
 /* Weights of two neighbouring keys, for 16 queries, from 0 to 1. */

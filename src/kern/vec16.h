@@ -15,6 +15,7 @@ typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
+typedef uint16_t vhh __attribute__((vector_size(64)));
 
 static inline vf load(const float *p) {
     vf v;
@@ -165,6 +166,23 @@ static inline vf sums16(const vf r[16]) {
         for (int i = 0; i < n; i++)
             t[i] = evens(t[2 * i], t[2 * i + 1]) + odds(t[2 * i], t[2 * i + 1]);
     return t[0];
+}
+
+/* Element i is the largest of r[i]. */
+static inline vf tops16(const vf r[16]) {
+    vf t[16];
+    memcpy(t, r, sizeof t);
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            t[i] = larger(evens(t[2 * i], t[2 * i + 1]), odds(t[2 * i], t[2 * i + 1]));
+    return t[0];
+}
+
+/* The lower 16 bits of a, then those of b. */
+static inline vhh lower_halves(vu a, vu b) {
+    return __builtin_shufflevector((vhh)a, (vhh)b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24,
+                                   26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56,
+                                   58, 60, 62);
 }
 
 #endif
