@@ -62,6 +62,23 @@ float iwp_gemm_number(const struct iwp_gemm *g, const uint16_t *block, int32_t a
     return f * (float)(int16_t)block[at];
 }
 
+float iwp_gemm_weight(const struct iwp_gemm *g, enum iwp_gemm_form form, const void *panels,
+                      int32_t k_all, int32_t j, int32_t k) {
+    const size_t block = (size_t)(j / 32) * (size_t)(k_all / 32) + (size_t)(k / 32);
+    const int32_t half = j % 32 / 16, c = j % 16, i = k % 32;
+    if (!(g->bytes & 1u << form))
+        return iwp_gemm_number(g, (const uint16_t *)panels + block * (size_t)g->block,
+                               half * 512 + i / 2 * 32 + c * 2 + i % 2, j % 32);
+    const struct iwp_gemm_cols8 *b = (const struct iwp_gemm_cols8 *)panels + block;
+    return (float)b->q[half][i / 4][c][i % 4] * b->scale[j % 32] - b->least[j % 32];
+}
+
+size_t iwp_gemm_rows_size(const struct iwp_gemm *g, enum iwp_gemm_kind kind, int32_t n, int32_t k) {
+    const size_t blocks = iwp_gemm_up((size_t)n) / 32 * (iwp_gemm_up((size_t)k) / 32);
+    if (kind == IWP_GEMM_BYTES) return blocks * sizeof(struct iwp_gemm_rows8);
+    return blocks * (size_t)g->block * sizeof(uint16_t) << (kind == IWP_GEMM_SPLIT);
+}
+
 /* Beside rows of k: sums that wait while the rest of k comes, and a part of a panel whose columns are made
  * from f16 ones. */
 static size_t work_size(const struct iwp_gemm *g, int32_t k, bool split, int32_t n) {

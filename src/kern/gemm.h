@@ -15,7 +15,8 @@
  * multiplied: half the memory.  Vector paths multiply integers of 16 bits, twice as many per instruction as
  * floats; 64 neighbours of k share a scale, kept behind each block, and a factor is off by at most 2^-12 of the
  * largest they can be, by 2^-16 where one is far above the others.  8 bits would be faster still, but features
- * come out 1.3 to 5 % off (docs/SPEED.md).  Sums are exact to f32.  Results differ between paths of one form
+ * come out 1.3 to 5 % off (docs/SPEED.md); a decoder's rows are rounded to them where its weights have 4.  Sums are
+ * exact to f32.  Results differ between paths of one form
  * by the order of summation only. */
 #ifndef IWP_KERN_GEMM_H
 #define IWP_KERN_GEMM_H
@@ -81,6 +82,20 @@ struct iwp_gemm_attend {
     float *out;
 };
 
+/* What rows of a decoder's products are: numbers as this path packs them, sums of two such numbers, or bytes. */
+enum iwp_gemm_kind { IWP_GEMM_PLAIN, IWP_GEMM_SPLIT, IWP_GEMM_BYTES };
+
+/* Rows of bytes and weights of 4 bits, blocks of 32 × 32 one behind the other along k; 32 neighbours share a scale. */
+struct iwp_gemm_rows8 {
+    int8_t q[32][32];         /* row, k */
+    float scale[32], sum[32]; /* of a row's numbers */
+    int32_t start[32];        /* -8 times the sum of a row's integers */
+};
+struct iwp_gemm_cols8 {
+    uint8_t q[2][8][16][4];     /* half of the columns, k/4, column, k%4 */
+    float scale[32], least[32]; /* a number is q scale - least */
+};
+
 /* A decoder's weights as ggml holds them, read while they are multiplied.  Its AMX buffers: tiles of 16 columns and
  * one block of k (32 numbers, 256 the _K ones), along k first.  A tile has the numbers of 16 columns and
  * four neighbours of k in 64 bytes, column by column; of 4-bit ones two such sets share them, the lower
@@ -118,15 +133,16 @@ struct iwp_gemm_quant {
 
 /* y = rows · W + bias + res; with a gate act(rows · gate) * (rows · W) as the rows of the next product. */
 struct iwp_gemm_bulk {
-    const uint16_t *rows; /* packed, [n][k]; split: behind them what rounding took, as much again */
+    const void *rows; /* packed, [n][k]; split: behind them what rounding took, as much again */
     int32_t n;
-    bool split; /* rows are, out will be; so are weights of f16 numbers */
+    enum iwp_gemm_kind kind; /* BYTES where iwp_gemm.bytes has the form, and nowhere else */
+    enum iwp_gemm_kind out_kind;
     struct iwp_gemm_quant mat, gate;
     enum iwp_gemm_act act;
     float *y;         /* [n][stride] */
     const float *res; /* the same, or NULL */
     int64_t stride;
-    uint16_t *out; /* packed, [n][m]; only with a gate */
+    void *out; /* packed, [n][m]; only with a gate */
 };
 
 /* y = rows · W for few rows, which are rounded to 16 bits; q8_0 weights of AMX buffers. */
@@ -163,11 +179,15 @@ struct iwp_gemm {
      * further (not where factors are fine). */
     void (*pack_rows)(uint16_t *rows, size_t lo, const float *x, int64_t stride, int32_t first,
                       int32_t n, int32_t k, const struct iwp_gemm_norm *norm);
+    /* The same for rows of bytes; NULL where there are none.  k % 32 == 0. */
+    void (*pack_rows8)(struct iwp_gemm_rows8 *rows, const float *x, int64_t stride, int32_t first,
+                       int32_t n, int32_t k, const struct iwp_gemm_norm *norm);
     const char *layout; /* of weights that are not FILE: the name of ggml's buffers */
     unsigned forms;     /* that are read, 1 << form each */
+    unsigned bytes;     /* those whose rows are bytes */
     /* n_cols ≤ IWP_GEMM_COLS columns from `col` on of k numbers from k0 on as panels; col and n_cols are
-     * multiples of 32, k of the form's block, k0 of that and of a run. */
-    void (*read)(uint16_t *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
+     * multiples of 32, k of the form's block, k0 of that and of a run.  Of bytes panels are iwp_gemm_cols8. */
+    void (*read)(void *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
                  int32_t k0, int32_t k);
     /* The columns [col, col + n_cols) of all rows; with a gate col is a multiple of 32 run.  Scratch of
      * iwp_gemm_bulk_scratch bytes. */
@@ -190,7 +210,11 @@ static inline size_t iwp_gemm_size(const struct iwp_gemm *g, size_t n, size_t k)
 }
 /* Number `at` of a block, which belongs to its row (or column) `row`. */
 float iwp_gemm_number(const struct iwp_gemm *g, const uint16_t *block, int32_t at, int32_t row);
+/* Number k of column j of panels with k_all of them, as `read` makes them. */
+float iwp_gemm_weight(const struct iwp_gemm *g, enum iwp_gemm_form form, const void *panels,
+                      int32_t k_all, int32_t j, int32_t k);
 /* Bytes. */
+size_t iwp_gemm_rows_size(const struct iwp_gemm *g, enum iwp_gemm_kind kind, int32_t n, int32_t k);
 size_t iwp_gemm_linear_scratch(const struct iwp_gemm *g, const struct iwp_gemm_linear *op,
                                int32_t n);
 size_t iwp_gemm_mlp_scratch(const struct iwp_gemm *g, const struct iwp_gemm_mlp *op, int32_t n);

@@ -8,6 +8,7 @@ enum { TILE_ROWS = 8, TILE_VECS = 2 };
 
 #include "kern/gemm_bulk.h"
 #include "kern/gemm_dot.h"
+#include "kern/gemm_dot8.h"
 
 void iwp_gemm_init_avx512(struct iwp_gemm *g) { *g = table("avx512"); }
 #else

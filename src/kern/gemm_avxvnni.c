@@ -8,6 +8,7 @@ enum { TILE_ROWS = 4, TILE_VECS = 1 };
 
 #include "kern/gemm_bulk.h"
 #include "kern/gemm_dot.h"
+#include "kern/gemm_dot8.h"
 
 void iwp_gemm_init_avxvnni(struct iwp_gemm *g) { *g = table("avxvnni"); }
 #else

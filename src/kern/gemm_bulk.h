@@ -19,13 +19,21 @@ static void finish(const struct iwp_gemm_bulk *op, const float *c, int32_t r, in
 static void finish_gated(const struct iwp_gemm_bulk *op, float *c, const float *gate, int32_t r,
                          int32_t col, int32_t panels) {
     const float zero[32] = {0};
-    const size_t lo = op->split ? size_of((size_t)op->n, (size_t)op->mat.m) : 0;
-    uint16_t *to =
-        op->out + ((size_t)(r / 32) * (size_t)(op->mat.m / 32) + (size_t)(col / 32)) * BLOCK;
+    const size_t lo =
+                     op->out_kind == IWP_GEMM_SPLIT ? size_of((size_t)op->n, (size_t)op->mat.m) : 0,
+                 block = (size_t)(r / 32) * (size_t)(op->mat.m / 32) + (size_t)(col / 32);
+    uint16_t *to = (uint16_t *)op->out + block * BLOCK;
     for (int32_t p = 0; p < panels; p++, c += SUMS, gate += SUMS, col += 32) {
         const float *bias = op->mat.bias ? op->mat.bias + col : zero,
                     *bias_gate = op->gate.bias ? op->gate.bias + col : zero;
         const int32_t i = p % RUN; /* of its run */
+#if BYTES
+        if (op->out_kind == IWP_GEMM_BYTES) {
+            store_rows8((struct iwp_gemm_rows8 *)op->out + block + p, c, gate, bias, bias_gate,
+                        op->act);
+            continue;
+        }
+#endif
         if (RUN == 1)
             store_rows(to + (size_t)p * BLOCK, lo, c, gate, bias, bias_gate, op->act);
         else
@@ -35,31 +43,39 @@ static void finish_gated(const struct iwp_gemm_bulk *op, float *c, const float *
     }
 }
 
+/* Bytes of a block of rows and of one of columns. */
+struct blocks {
+    size_t row, col;
+};
+static inline struct blocks blocks_of_kind(enum iwp_gemm_kind kind) {
+    return kind == IWP_GEMM_BYTES
+               ? (struct blocks){sizeof(struct iwp_gemm_rows8), sizeof(struct iwp_gemm_cols8)}
+               : (struct blocks){BLOCK * sizeof(uint16_t), BLOCK * sizeof(uint16_t)};
+}
+
 /* The next 32 rows and then what rounding took from them, as far as the products of all panels may fetch
  * them; those of panel p do `bytes` of it. */
-static const char *ahead(const uint16_t *rows, struct rests lo, int32_t steps, int32_t p,
-                         size_t bytes) {
-    const size_t whole = (size_t)steps * BLOCK * sizeof *rows, at = (size_t)p * bytes;
-    if (at + bytes <= whole) return (const char *)rows + at;
+static const char *ahead(const char *rows, struct rests lo, size_t whole, int32_t p, size_t bytes) {
+    const size_t at = (size_t)p * bytes;
+    if (at + bytes <= whole) return rows + at;
     return lo.rows && at >= whole && at + bytes <= 2 * whole
-               ? (const char *)(rows + lo.rows) + at - whole
+               ? rows + lo.rows * sizeof(uint16_t) + at - whole
                : NULL;
 }
 
-/* Weights of a block of k: panels of mat, then of gate.  Those of f16 numbers in a split product have rests
- * behind all panels; tells which have any. */
+/* Weights of a block of k: panels of mat, then of gate, `panel` bytes each.  Those of f16 numbers in a split product
+ * have rests behind all panels; tells which have any. */
 static void read_panels(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, int32_t k0,
-                        int32_t k, uint16_t *w, bool *rests) {
+                        int32_t k, char *w, size_t panel, bool *rests) {
     const struct iwp_gemm_quant *const mats[2] = {&op->mat, &op->gate};
     const int32_t panels = n_cols / 32;
-    const size_t panel = size_of(32, (size_t)k);
     for (int32_t i = 0; i < (op->gate.w ? 2 : 1); i++, w += (size_t)panels * panel) {
 #if SPLITS
-        if (op->split && mats[i]->form == IWP_GEMM_FILE_F16) {
-            const size_t lo = (size_t)panels * panel * (op->gate.w ? 2 : 1);
+        if (op->kind == IWP_GEMM_SPLIT && mats[i]->form == IWP_GEMM_FILE_F16) {
+            const size_t lo = (size_t)panels * panel / sizeof(uint16_t) * (op->gate.w ? 2 : 1);
             for (int32_t p = 0; p < panels; p++)
-                rests[i * panels + p] =
-                    read_halves(w + (size_t)p * panel, lo, mats[i], col + 32 * p, k0, k);
+                rests[i * panels + p] = read_halves((uint16_t *)(void *)(w + (size_t)p * panel), lo,
+                                                    mats[i], col + 32 * p, k0, k);
             continue;
         }
 #endif
@@ -68,35 +84,54 @@ static void read_panels(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_c
     }
 }
 
+/* products() of rows and columns of the operation's kind. */
+static inline void products_of(const struct iwp_gemm_bulk *op, int32_t panels, float *const c[2],
+                               const char *rows, const char *const cols[2], struct rests lo,
+                               int32_t steps, bool add, const char *const next[2]) {
+#if BYTES
+    if (op->kind == IWP_GEMM_BYTES) {
+        const struct iwp_gemm_cols8 *const b[2] = {(const void *)cols[0], (const void *)cols[1]};
+        products8(panels, c, (const void *)rows, b, steps, add, op->mat.form == IWP_GEMM_Q4_K,
+                  next);
+        return;
+    }
+#endif
+    (void)op;
+    const uint16_t *const b[2] = {(const void *)cols[0], (const void *)cols[1]};
+    products(panels, c, (const void *)rows, b, lo, steps, add, next);
+}
+
 /* Rows [first, last): as many as there is room for sums. */
 static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, int32_t first,
-                      int32_t last, uint16_t *w, float *sums) {
+                      int32_t last, char *w, float *sums) {
     const int32_t k_all = op->mat.k, kt = k_all / 32, n_w = op->gate.w ? 2 : 1;
-    const bool both =
-        op->split && (op->mat.form == IWP_GEMM_FILE_F16 || op->gate.form == IWP_GEMM_FILE_F16);
+    const bool split = op->kind == IWP_GEMM_SPLIT,
+               both = split &&
+                      (op->mat.form == IWP_GEMM_FILE_F16 || op->gate.form == IWP_GEMM_FILE_F16);
     const int32_t most = both ? KC / 2 / 256 * 256 : KC, n_k = (k_all + most - 1) / most;
     const int32_t kc = ((k_all + n_k - 1) / n_k + 255) / 256 * 256, panels = n_cols / 32 * n_w;
-    const size_t lo_rows = op->split ? size_of((size_t)op->n, (size_t)k_all) : 0;
+    const size_t lo_rows = split ? size_of((size_t)op->n, (size_t)k_all) : 0;
+    const struct blocks size = blocks_of_kind(op->kind);
     bool rests[IWP_GEMM_COLS / 32];
     for (int32_t k0 = 0; k0 < k_all; k0 += kc) {
         const int32_t k = k_all - k0 < kc ? k_all - k0 : kc, steps = k / 32;
-        const size_t panel = size_of(32, (size_t)k);
-        read_panels(op, col, n_cols, k0, k, w, rests);
+        const size_t panel = (size_t)steps * size.col, strip = (size_t)steps * size.row;
+        read_panels(op, col, n_cols, k0, k, w, panel, rests);
         for (int32_t r = first; r < last; r += 32) {
-            const uint16_t *rows =
-                op->rows + ((size_t)(r / 32) * (size_t)kt + (size_t)(k0 / 32)) * BLOCK;
+            const char *rows = (const char *)op->rows +
+                               ((size_t)(r / 32) * (size_t)kt + (size_t)(k0 / 32)) * size.row;
             float *c = sums + (size_t)((r - first) / 32 * panels) * SUMS;
             for (int32_t p = 0, n; p < panels; p += n) {
                 n = PAIRS && p + 1 < panels ? 2 : 1;
-                const struct rests lo = {lo_rows, rests[p] ? (size_t)panels * panel : 0};
+                const struct rests lo = {lo_rows,
+                                         rests[p] ? (size_t)panels * panel / sizeof(uint16_t) : 0};
                 float *const to[2] = {c + (size_t)p * SUMS, c + (size_t)(p + 1) * SUMS};
-                const uint16_t *const cols[2] = {w + (size_t)p * panel,
-                                                 w + (size_t)(p + 1) * panel};
+                const char *const cols[2] = {w + (size_t)p * panel, w + (size_t)(p + 1) * panel};
                 const char *next[2] = {0};
                 for (int32_t i = 0; i < n && r + 32 < last; i++)
-                    next[i] = ahead(rows + (size_t)kt * BLOCK, lo, steps, p + i,
-                                    (size_t)steps * (op->split ? 512 : 256));
-                products(n, to, rows, cols, lo, steps, k0 > 0, (const char *const *)next);
+                    next[i] = ahead(rows + (size_t)kt * size.row, lo, strip, p + i,
+                                    (size_t)steps * (split ? 512 : 256));
+                products_of(op, n, to, rows, cols, lo, steps, k0 > 0, (const char *const *)next);
             }
             if (k0 + k < k_all) continue;
             if (n_w == 2)
@@ -108,8 +143,8 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
 }
 
 static void bulk_tiles(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch) {
-    uint16_t *w = scratch;
-    float *sums = (float *)(void *)(w + size_of(IWP_GEMM_COLS, KC));
+    char *w = scratch;
+    float *sums = (float *)(void *)(w + size_of(IWP_GEMM_COLS, KC) * sizeof(uint16_t));
     for (int32_t r = 0; r < op->n; r += ROWS)
         bulk_rows(op, col, n_cols, r, op->n - r < ROWS ? op->n : r + ROWS, w, sums);
     settle();
@@ -129,8 +164,10 @@ static struct iwp_gemm table(const char *name) {
                              .mlp = mlp_tiles,
                              .attend = attend_tiles,
                              .pack_rows = pack_rows_at,
+                             .pack_rows8 = ROWS8,
                              .layout = LAYOUT,
                              .forms = FORMS,
+                             .bytes = BYTES,
                              .read = read_tiles,
                              .bulk = bulk_tiles,
                              .few = FEW_COLS,

@@ -28,4 +28,23 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
         }
 }
 
+static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
+                      const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add, bool least,
+                      const char *const next[2]) {
+    (void)next;
+    for (int p = 0; p < panels; p++)
+        for (int r = 0; r < 32; r++)
+            for (int j = 0; j < 32; j++) {
+                float s = add ? c[p][r * 32 + j] : 0;
+                for (int32_t i = 0; i < n; i++) {
+                    int32_t t = least ? 0 : a[i].start[r];
+                    for (int k = 0; k < 32; k++)
+                        t += a[i].q[r][k] * b[p][i].q[j / 16][k / 4][j % 16][k % 4];
+                    s += (float)t * (a[i].scale[r] * b[p][i].scale[j]);
+                    if (least) s -= a[i].sum[r] * b[p][i].least[j];
+                }
+                c[p][r * 32 + j] = s;
+            }
+}
+
 void iwp_gemm_init_c16(struct iwp_gemm *g) { *g = table("c16"); }

@@ -7,6 +7,8 @@ enum {
     FORMS = ((2 << IWP_GEMM_Q6_K) - 1) | 1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 |
             1 << IWP_GEMM_FILE
 };
+#define BYTES    0
+#define ROWS8    NULL
 #define LAYOUT   "AMX"
 #define FEW_COLS few
 #define FEW_ROWS few_pack_rows
@@ -169,11 +171,12 @@ static void read_file(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col,
         if (w->form == IWP_GEMM_FILE_BF16)
             read_bf16(to, w, col + j, k0, k);
         else
-            read_floats(to, w, col + j, k0, k, floats_of);
+            read_floats(to, w, col + j, k0, k);
 }
 
-static void read_tiles(uint16_t *to, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
+static void read_tiles(void *panels, const struct iwp_gemm_quant *w, int32_t col, int32_t n_cols,
                        int32_t k0, int32_t k) {
+    uint16_t *to = panels;
     if (w->form > IWP_GEMM_Q6_K) {
         read_file(to, w, col, n_cols, k0, k);
         return;

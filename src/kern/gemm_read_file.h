@@ -15,13 +15,11 @@ static inline void floats_of(float *to, const struct iwp_gemm_quant *w, int32_t 
 
 /* The panel of 32 columns from `col` on, a piece of each at a time; what it is packed into rounds it. */
 static inline void read_floats(uint16_t *block, const struct iwp_gemm_quant *w, int32_t col,
-                               int32_t k0, int32_t k,
-                               void (*floats)(float *to, const struct iwp_gemm_quant *w,
-                                              int32_t col, int32_t k0, int32_t n)) {
+                               int32_t k0, int32_t k) {
     _Alignas(64) float x[32 * PIECE];
     for (int32_t i = 0; i < k; i += PIECE, block += PIECE / 32 * BLOCK) {
         const int32_t n = k - i < PIECE ? k - i : PIECE;
-        for (int32_t j = 0; j < 32; j++) floats(x + j * PIECE, w, col + j, k0 + i, n);
+        for (int32_t j = 0; j < 32; j++) floats_of(x + j * PIECE, w, col + j, k0 + i, n);
         pack_cols(block, x, PIECE, 32, n);
     }
 }

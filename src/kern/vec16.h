@@ -178,6 +178,19 @@ static inline vf tops16(const vf r[16]) {
     return t[0];
 }
 
+/* The same of integers. */
+static inline vi greater(vi a, vi b) { return (vi)pick(a > b, (vf)a, (vf)b); }
+static inline vi greatest16(const vi r[16]) {
+    vi t[16];
+    memcpy(t, r, sizeof t);
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) {
+            const vf a = (vf)t[2 * i], b = (vf)t[2 * i + 1]; /* only moved */
+            t[i] = greater((vi)evens(a, b), (vi)odds(a, b));
+        }
+    return t[0];
+}
+
 /* The lower 16 bits of a, then those of b. */
 static inline vhh lower_halves(vu a, vu b) {
     return __builtin_shufflevector((vhh)a, (vhh)b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24,

@@ -45,7 +45,7 @@ enum { TRY_COLS = 64, TRY_K = 512 };
 static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
                          const uint8_t *plain, enum iwp_gemm_form form) {
     float *want = malloc(TRY_COLS * TRY_K * sizeof *want);
-    uint16_t *got = aligned_alloc(ALIGN, iwp_gemm_size(g, TRY_COLS, TRY_K) * sizeof *got);
+    void *got = aligned_alloc(ALIGN, iwp_gemm_bulk_scratch(g)); /* has room for panels */
     const struct iwp_gemm_quant w = {
         .w = t->data, .form = form, .k = TRY_K, .m = TRY_COLS, .row = t->nb[1]};
     bool same = want && got;
@@ -55,9 +55,7 @@ static bool same_numbers(const struct iwp_gemm *g, const struct ggml_tensor *t,
     }
     for (int32_t j = 0; same && j < TRY_COLS; j++)
         for (int32_t i = 0; same && i < TRY_K; i++) {
-            const uint16_t *block = got + (j / 32 * (TRY_K / 32) + i / 32) * g->block;
-            const int32_t at = j % 32 / 16 * 512 + i % 32 / 2 * 32 + j % 16 * 2 + i % 2;
-            const float a = want[j * TRY_K + i], b = iwp_gemm_number(g, block, at, j % 32);
+            const float a = want[j * TRY_K + i], b = iwp_gemm_weight(g, form, got, TRY_K, j, i);
             same = fabsf(a - b) <= 0x1p-8f * fabsf(a) + 0x1p-11f;
         }
     free(want);
@@ -168,8 +166,10 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     }
 }
 
-bool iwp_bulk_split(const struct iwp_bulk *u, const struct ggml_tensor *w) {
-    return u && !u->g->fine && w->type == GGML_TYPE_F16;
+enum iwp_gemm_kind iwp_bulk_kind(struct iwp_bulk *u, const struct ggml_tensor *w) {
+    enum iwp_gemm_form form;
+    if (!u->g->fine && w->type == GGML_TYPE_F16) return IWP_GEMM_SPLIT;
+    return find_form(u, w, &form) && u->g->bytes & 1u << form ? IWP_GEMM_BYTES : IWP_GEMM_PLAIN;
 }
 
 bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
@@ -185,35 +185,34 @@ bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
 struct node {
     struct iwp_bulk *bulk;
     struct iwp_deal deal;
-    int32_t n, k; /* of the rows that are read */
-    bool split;
-    struct iwp_gemm_norm norm; /* making rows */
-    int32_t cols;              /* of a unit of a product */
+    int32_t n, k;                      /* of the rows that are read */
+    enum iwp_gemm_kind kind, out_kind; /* of them and of those that are made */
+    struct iwp_gemm_norm norm;         /* making rows */
+    int32_t cols;                      /* of a unit of a product */
     struct iwp_gemm_quant mat, gate;
 };
 
 static struct node *node_new(struct iwp_bulk *u, struct ggml_context *ctx, int32_t n, int32_t k,
-                             bool split) {
+                             enum iwp_gemm_kind kind) {
     struct node *t = ggml_new_buffer(ctx, sizeof *t);
     memset(t, 0, sizeof *t);
     t->bulk = u;
     t->n = n;
     t->k = k;
-    t->split = split;
+    t->kind = kind;
     return t;
 }
 
-static uint16_t *packed(const struct ggml_tensor *t) {
-    return (uint16_t *)(((uintptr_t)t->data + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
+static void *packed(const struct ggml_tensor *t) {
+    return (void *)(((uintptr_t)t->data + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
 }
 
 static struct iwp_bulk_rows rows_node(struct ggml_context *ctx, struct ggml_tensor *src, int32_t n,
                                       int32_t k, ggml_custom_op_t run, struct node *node) {
-    const size_t values = iwp_gemm_size(node->bulk->g, (size_t)n, (size_t)k) << node->split,
-                 size = values + ALIGN / sizeof(uint16_t);
-    return (struct iwp_bulk_rows){ggml_custom_4d(ctx, GGML_TYPE_BF16, (int64_t)size, 1, 1, 1, &src,
-                                                 1, run, GGML_N_TASKS_MAX, node),
-                                  k, n, node->split};
+    const size_t size = iwp_gemm_rows_size(node->bulk->g, node->out_kind, n, k) + ALIGN;
+    return (struct iwp_bulk_rows){ggml_custom_4d(ctx, GGML_TYPE_I8, (int64_t)size, 1, 1, 1, &src, 1,
+                                                 run, GGML_N_TASKS_MAX, node),
+                                  k, n, node->out_kind};
 }
 
 static void run_rows(struct ggml_tensor *y, int ith, int nth, void *user) {
@@ -221,17 +220,24 @@ static void run_rows(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct node *t = user;
     const struct ggml_tensor *x = y->src[0];
     const int64_t stride = (int64_t)(x->nb[1] / sizeof(float));
-    const size_t lo = t->split ? iwp_gemm_size(t->bulk->g, (size_t)t->n, (size_t)t->k) : 0;
-    for (int32_t u; (u = iwp_deal_take(&t->deal, nth)) >= 0;)
-        t->bulk->g->pack_rows(packed(y), lo, x->data, stride, u * 32,
-                              t->n - u * 32 < 32 ? t->n - u * 32 : 32, t->k, &t->norm);
+    const struct iwp_gemm *g = t->bulk->g;
+    const size_t lo =
+        t->out_kind == IWP_GEMM_SPLIT ? iwp_gemm_size(g, (size_t)t->n, (size_t)t->k) : 0;
+    for (int32_t u; (u = iwp_deal_take(&t->deal, nth)) >= 0;) {
+        const int32_t n = t->n - u * 32 < 32 ? t->n - u * 32 : 32;
+        if (t->out_kind == IWP_GEMM_BYTES)
+            g->pack_rows8(packed(y), x->data, stride, u * 32, n, t->k, &t->norm);
+        else
+            g->pack_rows(packed(y), lo, x->data, stride, u * 32, n, t->k, &t->norm);
+    }
 }
 
 struct iwp_bulk_rows iwp_bulk_rows(struct iwp_bulk *u, struct ggml_context *ctx,
                                    struct ggml_tensor *x, struct ggml_tensor *w, float eps,
-                                   bool split) {
+                                   enum iwp_gemm_kind kind) {
     const int32_t n = (int32_t)x->ne[1], k = (int32_t)x->ne[0];
-    struct node *t = node_new(u, ctx, n, k, split);
+    struct node *t = node_new(u, ctx, n, k, IWP_GEMM_PLAIN);
+    t->out_kind = kind;
     if (w) t->norm = (struct iwp_gemm_norm){w->data, NULL, eps, true};
     t->deal.n_unit = (n + 31) / 32;
     return rows_node(ctx, x, n, k, run_rows, t);
@@ -278,7 +284,7 @@ static void run_linear(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct node *t = user;
     const struct iwp_gemm_bulk op = {.rows = packed(y->src[0]),
                                      .n = t->n,
-                                     .split = t->split,
+                                     .kind = t->kind,
                                      .mat = t->mat,
                                      .act = IWP_GEMM_NONE,
                                      .y = y->data,
@@ -290,7 +296,7 @@ static void run_linear(struct ggml_tensor *y, int ith, int nth, void *user) {
 struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                     struct iwp_bulk_rows rows, struct ggml_tensor *w,
                                     struct ggml_tensor *b, struct ggml_tensor *res) {
-    struct node *t = node_new(u, ctx, rows.n, rows.k, rows.split);
+    struct node *t = node_new(u, ctx, rows.n, rows.k, rows.kind);
     t->mat = quant(u, w, b);
     deal(t, IWP_GEMM_SIDE, IWP_GEMM_COLS);
     assert(!res || ggml_is_contiguous(res));
@@ -303,7 +309,8 @@ static void run_gated(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct node *t = user;
     const struct iwp_gemm_bulk op = {.rows = packed(y->src[0]),
                                      .n = t->n,
-                                     .split = t->split,
+                                     .kind = t->kind,
+                                     .out_kind = t->out_kind,
                                      .mat = t->mat,
                                      .gate = t->gate,
                                      .act = IWP_GEMM_SILU,
@@ -313,8 +320,9 @@ static void run_gated(struct ggml_tensor *y, int ith, int nth, void *user) {
 
 struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx,
                                     struct iwp_bulk_rows rows, struct ggml_tensor *const gate[2],
-                                    struct ggml_tensor *const up[2]) {
-    struct node *t = node_new(u, ctx, rows.n, rows.k, rows.split);
+                                    struct ggml_tensor *const up[2], enum iwp_gemm_kind kind) {
+    struct node *t = node_new(u, ctx, rows.n, rows.k, rows.kind);
+    t->out_kind = kind;
     t->mat = quant(u, up[0], up[1]);
     t->gate = quant(u, gate[0], gate[1]);
     deal(t, IWP_GEMM_SIDE * u->g->run, IWP_GEMM_COLS / 2);
@@ -340,7 +348,7 @@ static void run_few(struct ggml_tensor *y, int ith, int nth, void *user) {
 
 struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                         struct ggml_tensor *x, struct ggml_tensor *w) {
-    struct node *t = node_new(u, ctx, (int32_t)x->ne[1], (int32_t)x->ne[0], false);
+    struct node *t = node_new(u, ctx, (int32_t)x->ne[1], (int32_t)x->ne[0], IWP_GEMM_PLAIN);
     t->mat = quant(u, w, NULL);
     /* Units small enough that threads end together, large enough for long reads. */
     t->cols = t->mat.m / (4 * u->n_thread) / IWP_GEMM_SIDE * IWP_GEMM_SIDE;

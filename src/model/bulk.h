@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "kern/gemm.h"
 #include "model/backend.h"
 
 struct iwp_bulk;
@@ -18,8 +19,8 @@ int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *er
 void iwp_bulk_free(struct iwp_bulk *u); /* NULL is fine */
 /* From how many rows on a loaded weight is multiplied here; 0: never, also for u NULL. */
 int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w);
-/* Whether rows have to be split for its products to be as exact as ggml's. */
-bool iwp_bulk_split(const struct iwp_bulk *u, const struct ggml_tensor *w);
+/* What rows of its products have to be: split, to be as exact as ggml's, or bytes, which are that. */
+enum iwp_gemm_kind iwp_bulk_kind(struct iwp_bulk *u, const struct ggml_tensor *w);
 
 /* Whether n rows are few enough for a product that rounds them to 16 bits (ggml's: 8); false for u NULL.  Then
  * x [k, n] · w: [m, n]. */
@@ -31,20 +32,19 @@ struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context 
 struct iwp_bulk_rows {
     struct ggml_tensor *t;
     int32_t k, n;
-    bool
-        split; /* sums of two numbers each (gemm.h), and so are rows that come of products with them */
+    enum iwp_gemm_kind kind;
 };
 /* Of x [k, n], f32, RMS-normed when w is given. */
 struct iwp_bulk_rows iwp_bulk_rows(struct iwp_bulk *u, struct ggml_context *ctx,
                                    struct ggml_tensor *x, struct ggml_tensor *w, float eps,
-                                   bool split);
+                                   enum iwp_gemm_kind kind);
 /* rows · w + b + res: [m, n] f32.  b and res may be NULL. */
 struct ggml_tensor *iwp_bulk_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                     struct iwp_bulk_rows rows, struct ggml_tensor *w,
                                     struct ggml_tensor *b, struct ggml_tensor *res);
-/* silu(rows · gate) * (rows · up) as rows again; weight and bias of each, the bias may be NULL. */
+/* silu(rows · gate) * (rows · up) as rows again, of that kind; weight and bias of each, the bias may be NULL. */
 struct iwp_bulk_rows iwp_bulk_gated(struct iwp_bulk *u, struct ggml_context *ctx,
                                     struct iwp_bulk_rows rows, struct ggml_tensor *const gate[2],
-                                    struct ggml_tensor *const up[2]);
+                                    struct ggml_tensor *const up[2], enum iwp_gemm_kind kind);
 
 #endif

@@ -200,7 +200,6 @@ static void name_type(struct iwp_decoder *d, const struct iwp_gguf *g) {
 static void choose_products(const struct iwp_decoder *d, struct iwp_decoder_layer *y) {
     const struct ggml_tensor *w[] = {y->wq, y->wk, y->wv, y->wo, y->gate, y->up, y->down};
     y->bulk_rows = 0;
-    y->bulk_split = false;
     for (size_t i = 0; i < sizeof w / sizeof w[0]; i++) {
         const int32_t from = iwp_bulk_from(d->bulk, w[i]);
         if (!from) {
@@ -208,8 +207,11 @@ static void choose_products(const struct iwp_decoder *d, struct iwp_decoder_laye
             return;
         }
         if (from > y->bulk_rows) y->bulk_rows = from;
-        y->bulk_split |= iwp_bulk_split(d->bulk, w[i]);
     }
+    /* One product takes both. */
+    if ((iwp_bulk_kind(d->bulk, y->gate) == IWP_GEMM_BYTES) !=
+        (iwp_bulk_kind(d->bulk, y->up) == IWP_GEMM_BYTES))
+        y->bulk_rows = 0;
 }
 
 int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct iwp_gguf *g,
@@ -295,15 +297,18 @@ struct iwp_decoder_qkv iwp_decoder_build_qkv(const struct iwp_decoder *d, struct
     const int64_t n = x->ne[1];
     struct ggml_tensor *const w[3] = {y->wq, y->wk, y->wv}, *const b[3] = {y->bq, y->bk, y->bv};
     struct ggml_tensor *p[3] = {0}, *h = NULL;
-    struct iwp_bulk_rows rows = {0};
+    struct iwp_bulk_rows rows[3] = {{0}}; /* of each kind */
     struct iwp_decoder_qkv o = {0};
-    if (in_bulk(y, x))
-        rows = iwp_bulk_rows(d->bulk, ctx, x, y->attn_norm, d->eps, y->bulk_split);
-    else
-        h = norm(d, ctx, x, y->attn_norm);
-    for (int i = want_q ? 0 : 1; i < 3; i++)
-        p[i] = h ? linear(d, ctx, w[i], b[i], h)
-                 : iwp_bulk_linear(d->bulk, ctx, rows, w[i], b[i], NULL);
+    if (!in_bulk(y, x)) h = norm(d, ctx, x, y->attn_norm);
+    for (int i = want_q ? 0 : 1; i < 3; i++) {
+        if (h) {
+            p[i] = linear(d, ctx, w[i], b[i], h);
+            continue;
+        }
+        const enum iwp_gemm_kind kind = iwp_bulk_kind(d->bulk, w[i]);
+        if (!rows[kind].t) rows[kind] = iwp_bulk_rows(d->bulk, ctx, x, y->attn_norm, d->eps, kind);
+        p[i] = iwp_bulk_linear(d->bulk, ctx, rows[kind], w[i], b[i], NULL);
+    }
     if (want_q) {
         o.q = ggml_reshape_3d(ctx, p[0], d->d_head, d->n_head, n);
         o.q_rope = rope(d, ctx, o.q, pos, y->factor);
@@ -374,10 +379,13 @@ static struct ggml_tensor *after_attention_bulk(const struct iwp_decoder *d,
                                                 const struct iwp_decoder_layer *y,
                                                 struct ggml_tensor *h, struct ggml_tensor *x) {
     struct ggml_tensor *const gate[2] = {y->gate, y->gate_b}, *const up[2] = {y->up, y->up_b};
-    struct iwp_bulk_rows rows = iwp_bulk_rows(d->bulk, ctx, h, NULL, 0, y->bulk_split);
+    const enum iwp_gemm_kind of_gate = iwp_bulk_kind(d->bulk, y->gate),
+                             of_up = iwp_bulk_kind(d->bulk, y->up);
+    struct iwp_bulk_rows rows =
+        iwp_bulk_rows(d->bulk, ctx, h, NULL, 0, iwp_bulk_kind(d->bulk, y->wo));
     x = iwp_bulk_linear(d->bulk, ctx, rows, y->wo, y->bo, x);
-    rows = iwp_bulk_rows(d->bulk, ctx, x, y->ffn_norm, d->eps, y->bulk_split);
-    rows = iwp_bulk_gated(d->bulk, ctx, rows, gate, up);
+    rows = iwp_bulk_rows(d->bulk, ctx, x, y->ffn_norm, d->eps, of_gate > of_up ? of_gate : of_up);
+    rows = iwp_bulk_gated(d->bulk, ctx, rows, gate, up, iwp_bulk_kind(d->bulk, y->down));
     return iwp_bulk_linear(d->bulk, ctx, rows, y->down, y->down_b, x);
 }
 

@@ -14,7 +14,6 @@
 struct iwp_decoder_layer {
     int32_t device;
     int32_t bulk_rows; /* from so many at once on they go through iwp_decoder.bulk; 0: never */
-    bool bulk_split;   /* iwp_bulk_split of any weight */
     struct ggml_tensor *attn_norm, *ffn_norm;            /* [D] */
     struct ggml_tensor *wq, *wk, *wv, *wo;               /* [D, H d] [D, G d] [D, G d] [H d, D] */
     struct ggml_tensor *bq, *bk, *bv, *bo;               /* or NULL */

@@ -4,7 +4,8 @@
  * Bounds.  tile: the operands are packed already, so only f32 sums differ: 1e-5 of the sum of |products|.
  * Everything else rounds factors.  To bf16 (at most 2^-9 each): the error of a result is below 2^-7 of the
  * sum of |products|, and over a whole array relative L2 below 0.5 %; split ones 2^-15 and 0.005 %.  To
- * integers (at most 2^-12 of the largest of 64): 2^-11 and 0.03 %.
+ * integers (at most 2^-12 of the largest of 64): 2^-11 and 0.03 %.  To bytes, rows of 4-bit weights alone: 0.5 / 127 of
+ * the largest of 32.
  * `--bench` prints GFLOP/s of each path instead. */
 #include "test.h"
 
@@ -66,13 +67,6 @@ static void random_blocks(const struct iwp_gemm *g, uint16_t *to, int32_t n, boo
 /* Number i of a block, which belongs to row or column r. */
 static double number(const struct iwp_gemm *g, const uint16_t *block, int i, int r) {
     return (double)iwp_gemm_number(g, block, i, r);
-}
-
-/* Number k of column j of panels that hold `len` of k. */
-static double in_panels(const struct iwp_gemm *g, const uint16_t *panels, int32_t len, int32_t j,
-                        int32_t k) {
-    return number(g, panels + (j / 32 * (len / 32) + k / 32) * g->block,
-                  j % 32 / 16 * 512 + k % 32 / 2 * 32 + j % 16 * 2 + k % 2, j % 32);
 }
 
 static void check_tile(const struct iwp_gemm *g) {
@@ -518,7 +512,7 @@ static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
     double *w = room((size_t)(m * k) * 8);
     uint8_t *tiles = quantised(g, form, m, k, w);
     const struct iwp_gemm_quant q = quant_of(tiles, NULL, form, k, m);
-    uint16_t *panels = room(iwp_gemm_size(g, (size_t)cols, (size_t)len) * 2);
+    void *panels = room(iwp_gemm_bulk_scratch(g));
     g->read(panels, &q, col, cols, k0, len);
     int bad = 0;
     for (int32_t j = 0; j < cols; j++)
@@ -526,18 +520,58 @@ static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
             const int32_t len_run = 32 * g->run;
             const double *run = w + (col + j) * k + k0 + i / len_run * len_run,
                          want = run[i % len_run];
-            const double got = in_panels(g, panels, len, j, i);
+            const double got = (double)iwp_gemm_weight(g, form, panels, len, j, i);
             /* bf16: a minimum is taken from a product of up to 128 scales.  Integers are parts of the
-             * largest of a run or, of q4_0 and q8_0, of what that could be. */
+             * largest of a run or, of q8_0, of what that could be; 4-bit ones stay what they are. */
             double bound = 0x1p-8 * fabs(want) + 0x1p-18, most = 0;
             for (int t = 0; t < len_run; t++) most = fmax(most, fabs(run[t]));
-            if (g->fine)
-                bound = form == IWP_GEMM_Q4_0 || form == IWP_GEMM_FILE_Q8_0 ? 0x1p-11 * most
-                                                                            : 0x1.7p-14 * most;
+            if (g->fine) bound = (form == IWP_GEMM_FILE_Q8_0 ? 0x1p-11 : 0x1.7p-14) * most;
+            if (g->bytes & 1u << form) bound = 0x1p-20 * most + 1e-6;
             bad += !(fabs(got - want) <= bound);
         }
     CHECK_MSG(bad == 0, "%s form %d: %d of %d numbers off", g->name, (int)form, bad, cols * len);
     free(w), free(tiles), free(panels);
+}
+
+/* Rows [first, first + part) of n. */
+static void pack_part(const struct iwp_gemm *g, enum iwp_gemm_kind kind, void *rows, const float *x,
+                      int32_t first, int32_t part, int32_t n, int32_t k,
+                      const struct iwp_gemm_norm *norm) {
+    const size_t lo = kind == IWP_GEMM_SPLIT ? iwp_gemm_size(g, (size_t)n, (size_t)k) : 0;
+    if (kind == IWP_GEMM_BYTES)
+        g->pack_rows8(rows, x, k, first, part, k, norm);
+    else
+        g->pack_rows(rows, lo, x, k, first, part, k, norm);
+}
+
+/* Largest of the 32 neighbours of number i. */
+static double most_of(const double *x, int32_t i) {
+    double most = 0;
+    for (int32_t t = i / 32 * 32; t < i / 32 * 32 + 32; t++) most = fmax(most, fabs(x[t]));
+    return most;
+}
+
+/* Number j of row r of what a gate made; *off is how far rounding may have moved it. */
+static double made(const struct iwp_gemm *g, const struct iwp_gemm_bulk *op, int32_t r, int32_t j,
+                   double *off) {
+    const int32_t at = r / 32 * (op->mat.m / 32) + j / 32;
+    if (op->out_kind == IWP_GEMM_BYTES) {
+        const struct iwp_gemm_rows8 *b = (const struct iwp_gemm_rows8 *)op->out + at;
+        int sum = 0;
+        for (int i = 0; i < 32; i++) sum += b->q[r % 32][i];
+        CHECK(b->start[r % 32] == -8 * sum);
+        CHECK(fabs((double)b->sum[r % 32] - sum * (double)b->scale[r % 32]) <
+              1e-3 * (double)b->scale[r % 32] + 1e-30);
+        *off = 0.51 * (double)b->scale[r % 32];
+        return b->q[r % 32][j % 32] * (double)b->scale[r % 32];
+    }
+    const uint16_t *block = (const uint16_t *)op->out + at * g->block;
+    double x = number(g, block, r % 32 * 32 + j % 32, r % 32);
+    if (op->out_kind == IWP_GEMM_SPLIT)
+        x += number(g, block + iwp_gemm_size(g, (size_t)op->n, (size_t)op->mat.m),
+                    r % 32 * 32 + j % 32, r % 32);
+    *off = 0;
+    return x;
 }
 
 /* All columns in two calls, with or without a gate. */
@@ -549,13 +583,17 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     float *x = normals((size_t)n * (size_t)k, size), *nw = normals((size_t)k, size);
     float *bias = normals((size_t)m, 1), *res = normals((size_t)(n * m), 1);
     float *y = room((size_t)(n * m) * 4);
-    const size_t lo = iwp_gemm_size(g, (size_t)n, (size_t)k),
-                 lo_out = iwp_gemm_size(g, (size_t)n, (size_t)m);
-    uint16_t *rows = room((lo << split) * 2), *out = room((lo_out << split) * 2);
+    const bool bytes = g->bytes >> form & 1;
+    const enum iwp_gemm_kind plain = split ? IWP_GEMM_SPLIT : IWP_GEMM_PLAIN,
+                             kind = bytes ? IWP_GEMM_BYTES : plain,
+                             out_kind = g->bytes && n % 2 ? IWP_GEMM_BYTES : plain;
+    void *rows = room(iwp_gemm_rows_size(g, kind, n, k)),
+         *out = room(iwp_gemm_rows_size(g, out_kind, n, m));
     const struct iwp_gemm_norm norm = {nw, NULL, 1e-6f, true};
     struct iwp_gemm_bulk op = {.rows = rows,
                                .n = n,
-                               .split = split,
+                               .kind = kind,
+                               .out_kind = out_kind,
                                .mat = quant_of(tiles, bias, form, k, m),
                                .act = gated ? IWP_GEMM_SILU : IWP_GEMM_NONE,
                                .y = y,
@@ -565,31 +603,38 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     if (gated) op.gate = quant_of(tiles_g, NULL, form, k, m);
     void *scratch = room(iwp_gemm_bulk_scratch(g));
     const int32_t cut = n > 32 ? 32 : n, cols = gated ? IWP_GEMM_RUN : 32;
-    g->pack_rows(rows, split ? lo : 0, x, k, 0, cut, k, &norm);
-    if (cut < n) g->pack_rows(rows, split ? lo : 0, x, k, cut, n - cut, k, &norm);
+    pack_part(g, kind, rows, x, 0, cut, n, k, &norm);
+    if (cut < n) pack_part(g, kind, rows, x, cut, n - cut, n, k, &norm);
     g->bulk(&op, 0, m < cols ? m : cols, scratch);
     if (cols < m) g->bulk(&op, cols, m - cols, scratch);
     double *xr = room((size_t)k * 8);
     int bad = 0;
     /* Rounded are both factors, none, or the weights alone. */
     const bool whole = form == IWP_GEMM_FILE_F16 || form == IWP_GEMM_FILE_BF16;
-    const double e = !split ? 0x1p-7 : whole ? 0x1p-15 : 0x1.1p-8;
+    const double e = bytes ? 1 : !split ? 0x1p-7 : whole ? 0x1p-15 : 0x1.1p-8;
     for (int32_t r = 0; r < n; r++) {
         norm_row(xr, x + (size_t)r * (size_t)k, k, &norm);
         for (int32_t j = 0; j < m; j++) {
             double s[2] = {(double)bias[j], 0}, t[2] = {fabs(s[0]), 0};
             for (int32_t i = 0; i < k; i++) {
                 const double p = xr[i] * w[j * k + i], pg = xr[i] * wg[j * k + i];
-                s[0] += p, t[0] += fabs(p), s[1] += pg, t[1] += fabs(pg);
+                s[0] += p, s[1] += pg;
+                if (bytes) { /* rows alone are rounded, to 8 bits of the largest of 32 */
+                    const double off = 0.51 / 127 * most_of(xr, i);
+                    t[0] += off * fabs(w[j * k + i]) + 1e-6 * fabs(p);
+                    t[1] += off * fabs(wg[j * k + i]) + 1e-6 * fabs(pg);
+                } else {
+                    t[0] += fabs(p), t[1] += fabs(pg);
+                }
             }
             if (gated) {
-                const uint16_t *at = out + (r / 32 * (m / 32) + j / 32) * g->block;
-                double got = number(g, at, r % 32 * 32 + j % 32, r % 32);
-                if (split) got += number(g, at + lo_out, r % 32 * 32 + j % 32, r % 32);
+                double off;
+                const double got = made(g, &op, r, j, &off);
                 const double a = act(s[1], IWP_GEMM_SILU), want = a * s[0];
-                bad += !(fabs(got - want) <= (split ? 0x1p-14 : 0x1p-8) * fabs(want) +
-                                                 e * (1.2 * t[1] * fabs(s[0]) + fabs(a) * t[0]) +
-                                                 1e-5);
+                bad += !(fabs(got - want) <=
+                         (split ? 0x1p-14 : 0x1p-8) * fabs(want) +
+                             e * (1.2 * t[1] * (fabs(s[0]) + (bytes ? t[0] : 0)) + fabs(a) * t[0]) +
+                             off + 1e-5);
             } else {
                 const double want = s[0] + (op.res ? (double)res[r * m + j] : 0);
                 bad += !(fabs(y[r * m + j] - want) <= e * t[0] + 1e-5);
@@ -720,12 +765,15 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     uint8_t *w = room(bytes);
     for (size_t i = 0; i < bytes; i++) w[i] = (uint8_t)(test_rand(&seed) % 60);
     float *x = normals((size_t)n * (size_t)k, 1), *y = room((size_t)n * (size_t)m * 4);
-    const size_t lo = iwp_gemm_size(g, (size_t)n, (size_t)k),
-                 lo_out = iwp_gemm_size(g, (size_t)n, (size_t)m);
-    uint16_t *rows = room((lo << twice) * 2), *out = room((lo_out << twice) * 2);
+    const enum iwp_gemm_kind kind = twice                  ? IWP_GEMM_SPLIT
+                                    : g->bytes >> form & 1 ? IWP_GEMM_BYTES
+                                                           : IWP_GEMM_PLAIN;
+    void *rows = room(iwp_gemm_rows_size(g, kind, n, k)),
+         *out = room(iwp_gemm_rows_size(g, kind, n, m));
     struct iwp_gemm_bulk op = {.rows = rows,
                                .n = n,
-                               .split = twice,
+                               .kind = kind,
+                               .out_kind = kind,
                                .mat = quant_of(w, NULL, form, k, m),
                                .act = IWP_GEMM_NONE,
                                .y = y,
@@ -738,7 +786,7 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     double best[4] = {1e9, 1e9, 1e9, 1e9};
     for (int r = 0; r < 3; r++) {
         double t0 = now();
-        g->pack_rows(rows, twice ? lo : 0, x, k, 0, n, k, NULL);
+        pack_part(g, kind, rows, x, 0, n, n, k, NULL);
         double t1 = now();
         for (int32_t i = 0; i < m; i += IWP_GEMM_COLS)
             g->bulk(&op, i, m - i < IWP_GEMM_COLS ? m - i : IWP_GEMM_COLS, s);
