@@ -8,7 +8,7 @@ struct lane8 {
 };
 
 /* s + products of the four unsigned bytes in each lane of w with the signed ones of x.  Without an instruction for
- * it two at a time are added in 16 bits, where the 32 of a run have room: 15 · 128 · 16. */
+ * it two at a time are added in 16 bits, where the 32 of a run have room: 15 · 127 · 16. */
 static inline vi dot8(vi s, vi w, vi x) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)s, (__m512i)w, (__m512i)x);
@@ -35,7 +35,17 @@ enum { WIDE8 = 1 };
 static inline vi widen8(vi s) { return s; }
 #else
 enum { WIDE8 = 0 };
-static inline vi widen8(vi s) { /* even and odd neighbours */ return (s << 16 >> 16) + (s >> 16); }
+static inline vi widen8(vi s) {
+#if defined(__AVX512BW__)
+    return (vi)_mm512_madd_epi16((__m512i)s, _mm512_set1_epi16(1));
+#else
+    __m256i h[2];
+    memcpy(h, &s, sizeof h);
+    for (int i = 0; i < 2; i++) h[i] = _mm256_madd_epi16(h[i], _mm256_set1_epi16(1));
+    memcpy(&s, h, sizeof s);
+    return s;
+#endif
+}
 #endif
 
 /* Rows from r on of a block; `rows`, `vecs` and `least` are constants where this is inlined. */
