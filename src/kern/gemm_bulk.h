@@ -84,19 +84,20 @@ static void read_panels(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_c
     }
 }
 
-/* products() of rows and columns of the operation's kind. */
+/* products() of n rows and columns of the operation's kind. */
 static inline void products_of(const struct iwp_gemm_bulk *op, int32_t panels, float *const c[2],
-                               const char *rows, const char *const cols[2], struct rests lo,
-                               int32_t steps, bool add, const char *const next[2]) {
+                               const char *rows, int32_t n, const char *const cols[2],
+                               struct rests lo, int32_t steps, bool add,
+                               const char *const next[2]) {
 #if BYTES
     if (op->kind == IWP_GEMM_BYTES) {
         const struct iwp_gemm_cols8 *const b[2] = {(const void *)cols[0], (const void *)cols[1]};
-        products8(panels, c, (const void *)rows, b, steps, add, op->mat.form == IWP_GEMM_Q4_K,
+        products8(panels, c, (const void *)rows, n, b, steps, add, op->mat.form == IWP_GEMM_Q4_K,
                   next);
         return;
     }
 #endif
-    (void)op;
+    (void)op, (void)n; /* all 32 */
     const uint16_t *const b[2] = {(const void *)cols[0], (const void *)cols[1]};
     products(panels, c, (const void *)rows, b, lo, steps, add, next);
 }
@@ -131,7 +132,8 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
                 for (int32_t i = 0; i < n && r + 32 < last; i++)
                     next[i] = ahead(rows + (size_t)kt * size.row, lo, strip, p + i,
                                     (size_t)steps * (split ? 512 : 256));
-                products_of(op, n, to, rows, cols, lo, steps, k0 > 0, (const char *const *)next);
+                products_of(op, n, to, rows, last - r < 32 ? last - r : 32, cols, lo, steps, k0 > 0,
+                            (const char *const *)next);
             }
             if (k0 + k < k_all) continue;
             if (n_w == 2)

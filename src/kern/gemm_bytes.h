@@ -178,8 +178,8 @@ static void read_q4_k(struct iwp_gemm_cols8 *to, const struct iwp_gemm_quant *w,
     }
 }
 
-/* c [32][32] = (or +=, when add) rows · columns over n blocks of k, for one panel of columns or, where PAIRS says so,
- * two.  Sums start at what takes 8 from every weight of q4_0; those of q4_K (`least`) lose their minimum as floats. */
+/* c [32][32] = (or +=, when add) rows · columns over n blocks of k, `rows` of 32 (or a few more), for one panel of
+ * columns or, where PAIRS says so, two.  Sums start at what takes 8 from every weight of q4_0; those of q4_K (`least`) lose their minimum as floats. */
 static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
-                      const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add, bool least,
-                      const char *const next[2]);
+                      int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
+                      bool least, const char *const next[2]);

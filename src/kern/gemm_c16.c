@@ -29,13 +29,14 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
 }
 
 static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
-                      const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add, bool least,
-                      const char *const next[2]) {
+                      int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
+                      bool least, const char *const next[2]) {
     (void)next;
+    for (int p = 0; p < panels && !add; p++) memset(c[p], 0, SUMS * sizeof **c);
     for (int p = 0; p < panels; p++)
-        for (int r = 0; r < 32; r++)
+        for (int r = 0; r < rows; r++)
             for (int j = 0; j < 32; j++) {
-                float s = add ? c[p][r * 32 + j] : 0;
+                float s = c[p][r * 32 + j];
                 for (int32_t i = 0; i < n; i++) {
                     int32_t t = least ? 0 : a[i].start[r];
                     for (int k = 0; k < 32; k++)

@@ -85,19 +85,18 @@ static inline struct lane8 lane8_of(float *c, const struct iwp_gemm_cols8 *b, in
                           c + 16 * half};
 }
 
-/* 32 rows of n blocks and one or (PAIRS) two panels. */
-static inline __attribute__((always_inline)) void tiles8(int32_t panels, float *const c[2],
-                                                         const struct iwp_gemm_rows8 *a,
-                                                         const struct iwp_gemm_cols8 *const b[2],
-                                                         int32_t n, const bool least,
-                                                         const char *const next[2]) {
+/* The rows of n blocks and one or (PAIRS) two panels. */
+static inline __attribute__((always_inline)) void
+tiles8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a, int32_t rows,
+       const struct iwp_gemm_cols8 *const b[2], int32_t n, const bool least,
+       const char *const next[2]) {
     for (int32_t k = 0; k < n; k++, a++) {
         const struct lane8 lane[4] = {lane8_of(c[0], b[0] + k, 0), lane8_of(c[0], b[0] + k, 1),
                                       lane8_of(c[panels - 1], b[panels - 1] + k, 0),
                                       lane8_of(c[panels - 1], b[panels - 1] + k, 1)};
         for (int i = 0; i < panels; i++) fetch(next[i], k);
         if (PAIRS && panels == 2)
-            for (int r = 0; r < 32; r += 4) {
+            for (int r = 0; r < rows; r += 4) {
                 for (int i = 48 * r; i < 48 * r + 192; i += 64) { /* the next blocks, from L2 */
                     __builtin_prefetch((const char *)(a + 1) + i, 0, 3);
                     __builtin_prefetch((const char *)(b[0] + k + 1) + i, 0, 3);
@@ -106,18 +105,18 @@ static inline __attribute__((always_inline)) void tiles8(int32_t panels, float *
                 part8(4, 4, lane, a, r, least);
             }
         else
-            for (int r = 0; r < 32; r += TILE_ROWS)
+            for (int r = 0; r < rows; r += TILE_ROWS)
                 for (int v = 0; v < 2; v += TILE_VECS)
                     part8(TILE_ROWS, TILE_VECS, lane + v, a, r, least);
     }
 }
 
 static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
-                      const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add, bool least,
-                      const char *const next[2]) {
+                      int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
+                      bool least, const char *const next[2]) {
     for (int i = 0; i < panels && !add; i++) memset(c[i], 0, SUMS * sizeof **c);
     if (least)
-        tiles8(panels, c, a, b, n, true, next);
+        tiles8(panels, c, a, rows, b, n, true, next);
     else
-        tiles8(panels, c, a, b, n, false, next);
+        tiles8(panels, c, a, rows, b, n, false, next);
 }

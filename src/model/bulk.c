@@ -156,13 +156,13 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     if (!u || !w || !w->buffer || w->ne[1] % IWP_GEMM_SIDE || !find_form(u, w, &form)) return 0;
     const bool amx = !u->g->fine;
     switch (form) { /* where they overtake ggml's (docs/SPEED.md) */
-    case IWP_GEMM_Q4_0: return amx ? 48 : 24;
+    case IWP_GEMM_Q4_0: return amx ? 48 : 16;
     case IWP_GEMM_Q8_0: return 32;
     case IWP_GEMM_FILE_Q8_0: return 24;
     case IWP_GEMM_FILE_F16: return amx ? 24 : 48;
     case IWP_GEMM_FILE_BF16: return amx ? 24 : 64;
     case IWP_GEMM_FILE: return 64;
-    default: return amx ? 48 : 128;
+    default: return amx ? 48 : 32;
     }
 }
 
