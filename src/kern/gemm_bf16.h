@@ -8,10 +8,12 @@ enum { BLOCK = 32 * 32, SCALED = 0, RUN = 1 };
 #define HALVES  pack_halves
 #define PAIRS   0
 #define SPLITS  1
+#define SHORT   0
 #define PART    1.0f
 #define NOTHING 0.0f
 #define NORM    0.0f
 #define VALUES  0.0f
+#define LONG    0
 
 /* Numbers of their own need no scale. */
 enum { FITS = 1 };
@@ -20,6 +22,10 @@ struct fits {
 };
 static inline void fits_of(struct fits *f, const vf *v, int n, float size) {
     (void)f, (void)v, (void)n, (void)size;
+}
+static inline void fits_rows(struct fits *f, const float *x, int64_t stride, int n, int vecs,
+                             float size) {
+    (void)f, (void)x, (void)stride, (void)n, (void)vecs, (void)size;
 }
 
 /* 32 neighbours of k. */

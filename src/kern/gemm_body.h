@@ -22,6 +22,13 @@ static void tile(float *c, const uint16_t *rows, const uint16_t *cols, int32_t n
 static void tiles(float *const c[2], const uint16_t *rows, const uint16_t *const cols[2],
                   int32_t n_k32, bool add, const char *const next[2]);
 #endif
+#if SHORT
+/* The first n_row rows of a product over n_k of k, which are one run; sums that are there already are added,
+ * times factors [32] of their columns, if these are given. */
+static void tiles_short(int32_t panels, float *const c[2], const uint16_t *rows,
+                        const uint16_t *const cols[2], int32_t n_row, int32_t n_k,
+                        const float *const factor[2]);
+#endif
 
 /* Values of n packed rows (or columns) of k. */
 static inline size_t size_of(size_t n, size_t k) {
@@ -205,8 +212,7 @@ static void pack_rows_at(uint16_t *rows, size_t lo, const float *x, int64_t stri
     pack_rows(rows + size_of((size_t)first, (size_t)k), lo, x + first * stride, stride, n, k, norm);
 }
 
-static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k,
-                       bool low) {
+static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k) {
     enum { LEN = 32 * RUN };
     for (int32_t i = 0; i < k; i += LEN, panel += RUN * BLOCK) {
         const int32_t len = k - i < LEN ? k - i : LEN, blocks = blocks_of(len);
@@ -217,8 +223,7 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
                 float t[LEN] = {0};
                 const float *p = h + j < n ? w + (h + j) * stride + i : t;
                 if (h + j < n && len < LEN) load_tail(t, p, len, LEN), p = t;
-                for (int32_t b = 0; b < 2 * RUN; b++)
-                    v[j][b] = low ? rest(load(p + 16 * b)) : load(p + 16 * b);
+                for (int32_t b = 0; b < 2 * RUN; b++) v[j][b] = load(p + 16 * b);
             }
             fits_of(&f, v[0], 16, NORM);
             for (int32_t b = 0; b < blocks; b++) {
@@ -231,10 +236,6 @@ static void pack_pairs(uint16_t *panel, const float *w, int64_t stride, int32_t 
             }
         }
     }
-}
-
-static void pack_cols(uint16_t *panel, const float *w, int64_t stride, int32_t n, int32_t k) {
-    pack_pairs(panel, w, stride, n, k, false);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -478,18 +479,33 @@ static void mlp_tiles(const struct iwp_gemm_mlp *op, int32_t first, int32_t n, v
 /* Scores are computed transposed, keys by queries: k is then a rows operand as it lies, the softmax runs
  * along lanes without any sum across them, and two rows of weights, interleaved, are a columns operand. */
 
-/* Rotates the pairs (i, i + d/2) of n rows into out [32][d]. */
-static void rotate(float *out, const float *x, int64_t stride, const float *rope,
-                   int64_t rope_stride, int32_t n, int32_t d) {
-    const int32_t half = d / 2;
-    for (int32_t r = 0; r < n; r++) {
-        const float *a = x + r * stride, *c = rope + r * rope_stride, *s = c + half;
-        float *y = out + (size_t)r * (size_t)d;
-        for (int32_t i = 0; i < half; i++) {
-            y[i] = a[i] * c[i] - a[i + half] * s[i];
-            y[i + half] = a[i] * s[i] + a[i + half] * c[i];
-        }
+/* Rotates the pairs (i, i + d/2) of a row. */
+static void rotate(float *y, const float *x, const float *rope, int32_t half) {
+    const float *s = rope + half;
+    int32_t i = 0;
+    for (; half >= 16 && i < half; i += 16) {
+        const int32_t t = i < half - 16 ? i : half - 16; /* some twice */
+        const vf a = load(x + t), b = load(x + half + t), c = load(rope + t), e = load(s + t);
+        save(y + t, a * c - b * e);
+        save(y + half + t, a * e + b * c);
     }
+    for (; i < half; i++) {
+        y[i] = x[i] * rope[i] - x[i + half] * s[i];
+        y[i + half] = x[i] * s[i] + x[i + half] * rope[i];
+    }
+}
+
+/* n ≤ 32 rows of q or k to out [32][wide], rotated when there are angles, zeros around them. */
+static void whole_rows(float *out, int32_t wide, const float *x, int64_t stride, const float *rope,
+                       int64_t rope_stride, int32_t n, int32_t d) {
+    for (int32_t r = 0; r < n; r++, out += wide, x += stride) {
+        for (int32_t i = d & ~15; i < wide; i += 16) save(out + i, all(0));
+        if (rope)
+            rotate(out, x, rope + r * rope_stride, d / 2);
+        else
+            memcpy(out, x, (size_t)d * sizeof *x);
+    }
+    memset(out, 0, (size_t)((32 - n) * wide) * sizeof *out);
 }
 
 /* 32 values of each of n ≤ 32 rows, `len` of them given: 16 from c on of all rows as vectors along them, the
@@ -501,7 +517,7 @@ static inline void turn_rows(vf v[16][2 * RUN], int at, const float *x, int64_t 
         for (int k = 0; k < 16; k++) v[k][at] = v[k][at + 1] = all(0);
         return;
     }
-    if (n < 32 || len < 32) {
+    if (n < 32 || len - c < 16) {
         memset(t, 0, sizeof t);
         for (int32_t j = 0; j < n; j++) memcpy(t[j], x + j * stride, (size_t)len * sizeof *x);
         x = t[0];
@@ -548,61 +564,64 @@ struct step {
     float *factor;      /* [32] for what was summed before */
 };
 
-/* Largest of n scores, for 16 queries. */
+/* Largest of n scores, for 16 queries: four at a time, since each comparison waits for the one before. */
 static inline vf top_of(const float *s, int32_t n) {
-    vf m = load(s);
-    for (int32_t i = 1; i < n; i++) m = larger(load(s + i * 32), m);
-    return m;
+    vf m[4] = {load(s), load(s), load(s), load(s)};
+    int32_t i = 1;
+    for (; i + 4 <= n; i += 4)
+        for (int j = 0; j < 4; j++) m[j] = larger(load(s + (i + j) * 32), m[j]);
+    for (; i < n; i++) m[0] = larger(load(s + i * 32), m[0]);
+    return larger(larger(m[0], m[1]), larger(m[2], m[3]));
 }
 
-/* Weights of the run of keys from i on, of n (padded to n32), into columns blocks; their sums are added to l. */
-static void put_weights(const struct step *t, int32_t i, int32_t n, int32_t n32, const vf m[2],
-                        float scale2, vf l[2]) {
-    const float *s = t->s + i * 32;
+/* 2^x for x <= 0. */
+static inline vf weight(vf x) { return power2_within(larger(x, all(-126.0f))); }
+
+/* Keys of a step of the running softmax: with scales a run, whose weights have their own. */
+enum { STEP = SCALED ? 32 * RUN : IWP_GEMM_KEYS };
+
+/* Weights of the run of keys from i on, of n (padded to n32), into columns blocks; returns their sum. */
+static inline vf put_weights(const struct step *t, int h, int32_t i, int32_t n, int32_t n32,
+                             vf base, float scale2) {
+    const float *s = t->s + i * 32 + 16 * h;
     const int32_t len = 32 * blocks_of(n32 - i < 32 * RUN ? n32 - i : 32 * RUN),
                   given = n - i < len ? n - i : len;
-    for (int h = 0; h < 2; h++) {
-        const vf base = SCALED ? top_of(s + 16 * h, given) : m[h];
-        const vf f = SCALED ? power2((base - m[h]) * all(scale2)) : all(1);
-        vf total = all(0);
-        for (int32_t k = 0; k < len; k += 2) {
-            vf a = power2((load(s + k * 32 + 16 * h) - base) * all(scale2));
-            vf b = power2((load(s + k * 32 + 32 + 16 * h) - base) * all(scale2));
-            if (k + 1 >= given) b = all(0); /* keys that are not there weigh nothing */
-            if (k >= given) a = all(0);
-            total += a + b;
-            uint16_t *to = t->p + (size_t)((i + k) / 32) * BLOCK + h * 512 + k % 32 * 16;
-            put_parts(to, a, b);
-            if (t->split) put_parts(to + size_of(IWP_GEMM_KEYS, 32), rest(a), rest(b));
-        }
-        for (int32_t k = 0; SCALED && k < len; k += 32)
-            save(scales(t->p + (size_t)((i + k) / 32) * BLOCK) + 16 * h,
-                 pick(f > all(NOTHING), f * all(PART), all(0)));
-        l[h] += total * f;
+    vf total = all(0);
+    for (int32_t k = 0; k < len; k += 2, s += 64) {
+        vf a = all(0), b = all(0); /* keys that are not there weigh nothing */
+        if (k < given) a = weight((load(s) - base) * all(scale2));
+        if (k + 1 < given) b = weight((load(s + 32) - base) * all(scale2));
+        total += a + b;
+        uint16_t *to = t->p + (size_t)((i + k) / 32) * BLOCK + h * 512 + k % 32 * 16;
+        put_parts(to, a, b);
+        if (t->split) put_parts(to + size_of(IWP_GEMM_KEYS, 32), rest(a), rest(b));
     }
+    return total;
 }
 
 /* One step of the running softmax over n keys (padded to n32), for 32 queries. */
 static void soften(const struct step *t, int32_t n, int32_t n32, float scale2) {
-    vf m[2], l[2];
     for (int h = 0; h < 2; h++) {
-        const vf old = load(t->max + 16 * h);
-        m[h] = larger(top_of(t->s + 16 * h, n), old);
-        const vf f = power2((old - m[h]) * all(scale2));
-        save(t->max + 16 * h, m[h]);
-        save(t->factor + 16 * h, f);
-        l[h] = load(t->total + 16 * h) * f;
+        const vf old = load(t->max + 16 * h), top = top_of(t->s + 16 * h, n), m = larger(top, old),
+                 base = SCALED ? top : m, factor = weight((old - m) * all(scale2)),
+                 f = SCALED ? weight((base - m) * all(scale2)) : all(1);
+        vf l = load(t->total + 16 * h) * factor;
+        for (int32_t i = 0; i < n32; i += 32 * RUN)
+            l += put_weights(t, h, i, n, n32, base, scale2) * f;
+        for (int32_t i = 0; SCALED && i < n32; i += 32)
+            save(scales(t->p + (size_t)(i / 32) * BLOCK) + 16 * h,
+                 pick(f > all(NOTHING), f * all(PART), all(0)));
+        save(t->max + 16 * h, m);
+        save(t->factor + 16 * h, factor);
+        save(t->total + 16 * h, l);
     }
-    for (int32_t i = 0; i < n32; i += 32 * RUN) put_weights(t, i, n, n32, m, scale2, l);
-    save(t->total, l[0]);
-    save(t->total + 16, l[1]);
 }
 
 struct packed {
     uint16_t *k, *v, *q, *p;
     float *o, *s, *max, *total, *factor, *turned;
-    int32_t kt, vt; /* blocks of d and d_v */
-    size_t nt;      /* blocks of keys */
+    int32_t d, d_v, kt, vt; /* and blocks of them */
+    size_t nt;              /* blocks of keys */
     size_t lo_k, lo_v;
     bool split;
 };
@@ -610,7 +629,9 @@ struct packed {
 static struct packed divide(const struct iwp_gemm_attend *op, void *scratch) {
     const size_t wide = iwp_gemm_up((size_t)op->d), wide_v = iwp_gemm_up((size_t)op->d_v);
     const size_t keys = iwp_gemm_up((size_t)op->n_k);
-    struct packed w = {.kt = (int32_t)(wide / 32),
+    struct packed w = {.d = op->d,
+                       .d_v = op->d_v,
+                       .kt = (int32_t)(wide / 32),
                        .vt = (int32_t)(wide_v / 32),
                        .nt = keys / 32,
                        .lo_k = size_of(keys, wide),
@@ -629,19 +650,51 @@ static struct packed divide(const struct iwp_gemm_attend *op, void *scratch) {
     return w;
 }
 
+static inline float row_size(int32_t d) { return d <= LONG ? NORM : NORM / 2; }
+
+/* Up to 32 rows of k, whole, as rows: each is one run, so that scores are scaled once. */
+static void pack_key_rows(uint16_t *to, const struct packed *w) {
+    const int32_t wide = 32 * w->kt;
+    for (int32_t r0 = 0; r0 < 32; r0 += FITS) {
+        struct fits f;
+        fits_rows(&f, w->turned + r0 * wide, wide, FITS, 2 * w->kt, row_size(w->d));
+        for (int32_t r = r0; r < r0 + FITS; r++)
+            for (int32_t t = 0; t < w->kt; t++) {
+                const float *x = w->turned + r * wide + 32 * t;
+                const vf v[2] = {load(x), load(x + 16)};
+                put_row(to + (size_t)t * BLOCK, w->split ? w->lo_k : 0, r, v, &f, r - r0);
+            }
+    }
+}
+
+/* Up to 32 rows of q, whole, as columns.  Their scales take in that of the scores. */
+static void pack_query_rows(uint16_t *to, const struct packed *w, float scale2, bool low) {
+    const int32_t wide = 32 * w->kt;
+    for (int32_t h = 0; h < 32; h += 16) {
+        struct fits f;
+        fits_rows(&f, w->turned + h * wide, wide, 16, 2 * w->kt, row_size(w->d));
+        for (int32_t t = 0; t < w->kt; t++) {
+            uint16_t *block = to + (size_t)t * BLOCK;
+            vf pairs[16]; /* two neighbours of k in one number, which is only moved */
+            for (int32_t j = 0; j < 16; j++) {
+                const float *x = w->turned + (h + j) * wide + 32 * t;
+                const vf v[2] = {low ? rest(load(x)) : load(x),
+                                 low ? rest(load(x + 16)) : load(x + 16)};
+                put_run((uint16_t *)&pairs[j], scales(block) + h + j, v, &f, j);
+            }
+            transpose16(pairs);
+            memcpy(block + h * 32, pairs, sizeof pairs);
+            if (SCALED) save(scales(block) + h, load(scales(block) + h) * all(scale2));
+        }
+    }
+}
+
 static void pack_keys(const struct iwp_gemm_attend *op, const struct packed *w) {
     for (int32_t i = 0; i < op->n_k; i += 32) {
-        const int32_t n = op->n_k - i < 32 ? op->n_k - i : 32;
-        const float *k = op->k + i * op->k_stride;
-        int64_t stride = op->k_stride;
-        if (op->rope_k) {
-            rotate(w->turned, k, stride, op->rope_k + i * op->rope_stride, op->rope_stride, n,
-                   op->d);
-            k = w->turned;
-            stride = op->d;
-        }
-        pack_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, w->split ? w->lo_k : 0, k,
-                  stride, n, op->d, NULL);
+        whole_rows(w->turned, 32 * w->kt, op->k + i * op->k_stride, op->k_stride,
+                   op->rope_k ? op->rope_k + i * op->rope_stride : NULL, op->rope_stride,
+                   op->n_k - i < 32 ? op->n_k - i : 32, op->d);
+        pack_key_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, w);
     }
     for (int32_t i = 0; i < op->n_k; i += 32 * RUN)
         for (int low = 0; low <= w->split; low++)
@@ -651,38 +704,50 @@ static void pack_keys(const struct iwp_gemm_attend *op, const struct packed *w) 
 }
 
 static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *w, int32_t first,
-                         int32_t n) {
+                         int32_t n, float scale2) {
+    const size_t panel = size_of(32, (size_t)op->d);
     for (int32_t i = 0; i < n; i += 32) {
-        const int32_t len = n - i < 32 ? n - i : 32;
-        const float *q = op->q + (first + i) * op->q_stride;
-        int64_t stride = op->q_stride;
-        if (op->rope_q) {
-            rotate(w->turned, q, stride, op->rope_q + (first + i) * op->rope_stride,
-                   op->rope_stride, len, op->d);
-            q = w->turned;
-            stride = op->d;
-        }
-        const size_t panel = size_of(32, (size_t)op->d);
-        uint16_t *to = w->q + ((size_t)(i / 32) * panel << w->split);
-        pack_pairs(to, q, stride, len, op->d, false);
-        if (w->split) pack_pairs(to + panel, q, stride, len, op->d, true);
+        whole_rows(w->turned, 32 * w->kt, op->q + (first + i) * op->q_stride, op->q_stride,
+                   op->rope_q ? op->rope_q + (first + i) * op->rope_stride : NULL, op->rope_stride,
+                   n - i < 32 ? n - i : 32, op->d);
+        for (int low = 0; low <= w->split; low++)
+            pack_query_rows(w->q + ((size_t)(i / 32) * panel << w->split) + (low ? panel : 0), w,
+                            scale2, low);
     }
+}
+
+/* The first n_row rows of a product over n_k of k; factor: of the sums that are there, else there are none. */
+static inline void attend_product(int32_t panels, float *const c[2], const uint16_t *rows,
+                                  const uint16_t *const cols[2], struct rests lo, int32_t n_row,
+                                  int32_t n_k, const float *const factor[2]) {
+#if SHORT
+    (void)lo;
+    tiles_short(panels, c, rows, cols, n_row, n_k, factor);
+#else
+    static const char *const none[2];
+    (void)n_row;
+    for (int32_t b = 0; b < panels && factor; b++)
+        for (int32_t i = 0; i < SUMS; i += 16)
+            save(c[b] + i, load(c[b] + i) * load(factor[b] + i % 32));
+    products(panels, c, rows, cols, lo, (n_k + 31) / 32, factor != NULL, none);
+#endif
 }
 
 /* One or two blocks of 32 queries against the keys [key, key + n). */
 static void attend_step(const struct packed *w, int32_t query, int32_t blocks, int32_t key,
                         int32_t n, float scale2) {
-    static const char *const none[2];
     const int32_t n32 = (int32_t)iwp_gemm_up((size_t)n), kt = w->kt, vt = w->vt;
     const size_t weights = size_of(IWP_GEMM_KEYS, 32);
     const uint16_t *q = w->q + ((size_t)(query / 32) * (size_t)kt * BLOCK << w->split);
     const uint16_t *const qs[2] = {q, q + (size_t)kt * BLOCK}, *const ps[2] = {w->p,
                                                                                w->p + weights};
     float *const s[2] = {w->s, w->s + IWP_GEMM_KEYS * 32};
+    const float *const factor[2] = {w->factor + query, w->factor + query + 32};
     for (int32_t i = 0; i < n32; i += 32)
-        products(blocks, (float *const[]){s[0] + i * 32, s[1] + i * 32},
-                 w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, qs,
-                 rests_of(w->split, w->lo_k, (size_t)kt * BLOCK), kt, false, none);
+        attend_product(blocks, (float *const[]){s[0] + i * 32, s[1] + i * 32},
+                       w->k + (size_t)((key + i) / 32) * (size_t)kt * BLOCK, qs,
+                       rests_of(w->split, w->lo_k, (size_t)kt * BLOCK), n - i < 32 ? n - i : 32,
+                       w->d, NULL);
     for (int32_t b = 0; b < blocks; b++) {
         const int32_t at = query + 32 * b;
         const struct step t = {
@@ -690,15 +755,11 @@ static void attend_step(const struct packed *w, int32_t query, int32_t blocks, i
         soften(&t, n, n32, scale2);
     }
     for (int32_t d = 0; d < vt; d++) {
-        float *o[2];
-        for (int32_t b = 0; b < 2; b++) {
-            o[b] = w->o + ((size_t)(query / 32 + b) * (size_t)vt + (size_t)d) * SUMS;
-            const float *factor = w->factor + query + 32 * b;
-            for (int32_t i = 0; key > 0 && b < blocks && i < SUMS; i += 16)
-                save(o[b] + i, load(o[b] + i) * load(factor + i % 32));
-        }
-        const uint16_t *v = w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK;
-        products(blocks, o, v, ps, rests_of(w->split, w->lo_v, weights), n32 / 32, key > 0, none);
+        float *o = w->o + ((size_t)(query / 32) * (size_t)vt + (size_t)d) * SUMS;
+        attend_product(blocks, (float *const[]){o, o + (size_t)vt * SUMS},
+                       w->v + ((size_t)d * w->nt + (size_t)(key / 32)) * BLOCK, ps,
+                       rests_of(w->split, w->lo_v, weights),
+                       w->d_v - 32 * d < 32 ? w->d_v - 32 * d : 32, n, key > 0 ? factor : NULL);
     }
 }
 
@@ -711,11 +772,15 @@ static void put_results(const struct iwp_gemm_attend *op, const struct packed *w
         for (int32_t d = 0; d < op->d_v; d += 16) {
             const int32_t len = op->d_v - d < 16 ? op->d_v - d : 16;
             vf r[16];
-            for (int k = 0; k < 16; k++) r[k] = load(o + (d + k) * 32) * part;
+            for (int k = 0; k < 16; k++) r[k] = k < len ? load(o + (d + k) * 32) * part : all(0);
             transpose16(r);
-            for (int32_t k = 0; k < 16 && i + k < n; k++)
-                memcpy(op->out + (first + i + k) * op->out_stride + d, &r[k],
-                       (size_t)len * sizeof(float));
+            for (int32_t k = 0; k < 16 && i + k < n; k++) {
+                float *to = op->out + (first + i + k) * op->out_stride + d;
+                if (len == 16)
+                    save(to, r[k]);
+                else
+                    memcpy(to, &r[k], (size_t)len * sizeof *to);
+            }
         }
     }
 }
@@ -727,14 +792,14 @@ static void attend_tiles(const struct iwp_gemm_attend *op, void *scratch) {
     for (int32_t first = 0; first < op->n_q; first += IWP_GEMM_QUERIES) {
         const int32_t n =
             op->n_q - first < IWP_GEMM_QUERIES ? op->n_q - first : (int32_t)IWP_GEMM_QUERIES;
-        pack_queries(op, &w, first, n);
+        pack_queries(op, &w, first, n, scale2);
         for (int32_t i = 0; i < IWP_GEMM_QUERIES; i++) w.max[i] = -1e30f, w.total[i] = 0;
-        for (int32_t key = 0; key < op->n_k; key += IWP_GEMM_KEYS)
+        for (int32_t key = 0; key < op->n_k; key += STEP)
             for (int32_t i = 0, blocks; i < n; i += 32 * blocks) {
                 blocks = PAIRS && i + 32 < n ? 2 : 1;
                 attend_step(&w, i, blocks, key,
-                            op->n_k - key < IWP_GEMM_KEYS ? op->n_k - key : (int32_t)IWP_GEMM_KEYS,
-                            scale2);
+                            op->n_k - key < STEP ? op->n_k - key : (int32_t)STEP,
+                            SCALED ? 1 : scale2);
             }
         put_results(op, &w, first, n);
     }

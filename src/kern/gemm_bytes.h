@@ -6,7 +6,7 @@
  * is what CPUs multiply twice as many of as 16-bit numbers. */
 #include <assert.h>
 
-enum { AT_ONCE = 16 }; /* runs whose scales are found together */
+enum { FITS8 = 16 }; /* runs whose scales are found together */
 static_assert(sizeof(struct iwp_gemm_rows8) % 64 == 0 && sizeof(struct iwp_gemm_cols8) % 64 == 0,
               "blocks are whole lines");
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
@@ -19,12 +19,12 @@ struct place8 {
     int32_t row;
 };
 
-/* n ≤ AT_ONCE of them, to bytes.  Where one is not a number, or too large, the scale is none. */
-static inline void put_rows8(const struct place8 *at, int32_t n, vf v[AT_ONCE][2]) {
-    vi tops[AT_ONCE];
-    vf sums[AT_ONCE];
-    float scale[AT_ONCE], factor[AT_ONCE], sum[AT_ONCE];
-    for (int32_t i = 0; i < AT_ONCE; i++) {
+/* n ≤ FITS8 of them, to bytes.  Where one is not a number, or too large, the scale is none. */
+static inline void put_rows8(const struct place8 *at, int32_t n, vf v[FITS8][2]) {
+    vi tops[FITS8];
+    vf sums[FITS8];
+    float scale[FITS8], factor[FITS8], sum[FITS8];
+    for (int32_t i = 0; i < FITS8; i++) {
         if (i >= n) v[i][0] = v[i][1] = all(0);
         tops[i] = greater((vi)v[i][0] & 0x7fffffff, (vi)v[i][1] & 0x7fffffff);
     }
@@ -32,7 +32,7 @@ static inline void put_rows8(const struct place8 *at, int32_t n, vf v[AT_ONCE][2
     const vi fits = (most > all(1e-30f)) & (most < all(3e38f));
     save(scale, pick(fits, most * all(1 / 127.0f), most - most));
     save(factor, pick(fits, all(127) / most, all(0)));
-    for (int32_t i = 0; i < AT_ONCE; i++) {
+    for (int32_t i = 0; i < FITS8; i++) {
         const vf magic = all(12582912.0f); /* 2^23 + 2^22: what is added to it becomes whole */
         sums[i] = all(0);
         for (int h = 0; h < 2; h++) {
@@ -57,8 +57,8 @@ static void pack_rows8(struct iwp_gemm_rows8 *to, const float *x, int64_t stride
     enum { LEN = 32 * RUN };
     const int32_t kt = k / 32, end = (int32_t)iwp_gemm_up((size_t)n);
     const float *w = norm ? norm->w : NULL, *b = w ? norm->b : NULL;
-    struct place8 at[AT_ONCE];
-    vf v[AT_ONCE][2];
+    struct place8 at[FITS8];
+    vf v[FITS8][2];
     int32_t have = 0;
     x += first * stride;
     to += (size_t)(first / 32) * (size_t)kt;
@@ -76,7 +76,7 @@ static void pack_rows8(struct iwp_gemm_rows8 *to, const float *x, int64_t stride
                 at[have] =
                     (struct place8){to + (size_t)(row / 32) * (size_t)kt + i / 32 + t, row % 32};
                 v[have][0] = run[2 * t], v[have][1] = run[2 * t + 1];
-                if (++have < AT_ONCE && (row + 1 < end || i + 32 * t + 32 < k)) continue;
+                if (++have < FITS8 && (row + 1 < end || i + 32 * t + 32 < k)) continue;
                 put_rows8(at, have, v);
                 have = 0;
             }
@@ -87,14 +87,14 @@ static void pack_rows8(struct iwp_gemm_rows8 *to, const float *x, int64_t stride
 /* act(gate) * up of 32 rows and columns. */
 static void store_rows8(struct iwp_gemm_rows8 *to, const float *up, const float *gate,
                         const float *bias_up, const float *bias_gate, enum iwp_gemm_act act) {
-    for (int32_t r = 0; r < 32; r += AT_ONCE) {
-        struct place8 at[AT_ONCE];
-        vf v[AT_ONCE][2];
-        for (int32_t i = 0; i < AT_ONCE; i++) {
+    for (int32_t r = 0; r < 32; r += FITS8) {
+        struct place8 at[FITS8];
+        vf v[FITS8][2];
+        for (int32_t i = 0; i < FITS8; i++) {
             at[i] = (struct place8){to, r + i};
             hidden_row(v[i], r + i, up, gate, bias_up, bias_gate, act);
         }
-        put_rows8(at, AT_ONCE, v);
+        put_rows8(at, FITS8, v);
     }
 }
 

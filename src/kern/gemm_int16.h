@@ -16,6 +16,11 @@ enum { BLOCK = 32 * 32 + 64, SCALED = 1, RUN = 2 };
 #elif !defined(PAIRS) /* tests/kern/test_pairs */
 #define PAIRS 0
 #endif
+#if defined(__AVX2__)
+#define SHORT 1 /* gemm_dot.h leaves out the zeros of a last block */
+#else
+#define SHORT 0
+#endif
 #define MOST    32767.0f
 #define NORM    46300.0f /* root of the squares of a run at most */
 #define VALUES  32700.0f /* the same of attention's values, whose weights have up to LEVELS */
@@ -23,9 +28,10 @@ enum { BLOCK = 32 * 32 + 64, SCALED = 1, RUN = 2 };
 #define PART    (1.0f / LEVELS)
 #define NOTHING 1e-16f /* runs of smaller numbers count as 0: subnormal scales would crawl */
 /* Rounding moves an integer by 0.75 at most (gemm_read_int16.h rounds a factor too), the root of 64 squares
- * by 6. */
+ * by 6; a row of q or k is one run, of up to LONG numbers or else of half the size. */
 #define SQUARE(x, more) (((int64_t)(x) + (more)) * ((int64_t)(x) + (more)))
-static_assert(32 * RUN <= 64 && SQUARE(NORM, 6) <= INT32_MAX &&
+#define LONG            4096 /* the root of so many squares by 32, when only integers are rounded */
+static_assert(32 * RUN <= 64 && SQUARE(NORM, 32) <= INT32_MAX &&
                   64 * SQUARE(LEVELS, 0) * SQUARE(VALUES, 6) <= SQUARE(INT32_MAX, 0),
               "sums over a run may not wrap");
 
@@ -53,29 +59,30 @@ struct fits {
 };
 
 /* Of numbers whose squares f32 does not hold.  What is not a number makes the scale none. */
-static inline void fit_far(struct fits *f, int at, const vf *v, float size) {
+static inline void fit_far(struct fits *f, int at, const float *x, int vecs, float size) {
     vf m = all(0), s = all(0);
-    for (int i = 0; i < 2 * RUN; i++) m = larger(m, magnitude(v[i]));
+    for (int i = 0; i < vecs; i++) m = larger(m, magnitude(load(x + 16 * i)));
     const float most = largest(m);
-    for (int i = 0; i < 2 * RUN; i++) {
-        const vf x = v[i] * all(1 / most);
-        s += x * x;
+    for (int i = 0; i < vecs; i++) {
+        const vf v = load(x + 16 * i) * all(1 / most);
+        s += v * v;
     }
     const float norm = sqrtf(sum(s));
     f->factor[at] = (norm * MOST < size ? MOST : size / norm) / most;
     f->scale[at] = 1 / f->factor[at];
 }
 
-/* For n runs of 2 RUN vectors each. */
-static inline void fits_of(struct fits *f, const vf *v, int n, float size) {
+/* For n rows of `vecs` vectors each, which are a run whatever their length. */
+static inline void fits_rows(struct fits *f, const float *x, int64_t stride, int n, int vecs,
+                             float size) {
     vf m[FITS], s[FITS];
     for (int r = 0; r < n; r++) {
-        m[r] = magnitude(v[2 * RUN * r]);
+        m[r] = magnitude(load(x + r * stride));
         s[r] = all(1e-30f); /* subnormal squares would crawl */
-        for (int i = 0; i < 2 * RUN; i++) {
-            const vf x = v[2 * RUN * r + i];
-            if (i > 0) m[r] = larger(magnitude(x), m[r]);
-            s[r] += x * x;
+        for (int i = 0; i < vecs; i++) {
+            const vf v = load(x + r * stride + 16 * i);
+            if (i > 0) m[r] = larger(magnitude(v), m[r]);
+            s[r] += v * v;
         }
     }
     for (int r = n; r < FITS; r++) m[r] = s[r] = all(0);
@@ -85,7 +92,12 @@ static inline void fits_of(struct fits *f, const vf *v, int n, float size) {
     save(f->factor, pick(most > all(NOTHING), all(1) / scale, all(0)));
     if (sum(squares) < 1e37f) return;
     for (int r = 0; r < n; r++)
-        if (!(squares[r] < 1e36f)) fit_far(f, r, v + 2 * RUN * r, size);
+        if (!(squares[r] < 1e36f)) fit_far(f, r, x + r * stride, vecs, size);
+}
+
+/* For n runs of 2 RUN vectors each. */
+static inline void fits_of(struct fits *f, const vf *v, int n, float size) {
+    fits_rows(f, (const float *)v, 32 * RUN, n, 2 * RUN, size);
 }
 
 /* 32 neighbours of k, of run i of those that were fit. */

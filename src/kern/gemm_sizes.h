@@ -9,7 +9,8 @@
 #include "kern/gemm.h"
 
 enum {
-    IWP_GEMM_KEYS = 256,    /* a step of the running softmax: scores of 32 queries stay in L1 */
+    IWP_GEMM_KEYS =
+        256, /* a step of the running softmax at most: scores of 32 queries stay in L1 */
     IWP_GEMM_QUERIES = 256, /* that share one walk over the keys: fewer reads of k and v */
     IWP_GEMM_KC = 1280,  /* k of a block that stays in L2: with 256 rows or columns a third of it */
     IWP_GEMM_GROUP = 16, /* panels whose sums wait for the next part of k */

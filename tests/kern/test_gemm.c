@@ -742,7 +742,17 @@ static void check_path(const struct iwp_gemm *g) {
         check_attend(g, keys[i] > 300 ? 290 : keys[i], keys[i], 72, 72, 0, 1);
         check_attend(g, 33, keys[i], 66, 64, 0, 1);
     }
+    /* Last blocks of any length, of keys as well; more than one run. */
+    static const int32_t sizes[][2] = {{12, 13}, {8, 8},     {16, 17},  {34, 36},
+                                       {64, 64}, {66, 66},   {72, 72},  {80, 72},
+                                       {96, 96}, {128, 128}, {200, 136}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int rope = 0; rope < 2; rope++) {
+            check_attend(g, 40, 73, sizes[i][0], sizes[i][1], rope, 1);
+            check_attend(g, 65, 201, sizes[i][0], sizes[i][1], rope, 1);
+        }
     check_attend(g, 64, 64, 64, 64, 1, 2);
+    check_attend(g, 64, 600, 80, 80, 1, 2); /* maxima that grow */
 }
 
 /* ---- timings ------------------------------------------------------------------------------------ */
