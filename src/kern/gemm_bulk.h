@@ -133,6 +133,6 @@ static struct iwp_gemm table(const char *name) {
                              .forms = FORMS,
                              .read = read_tiles,
                              .bulk = bulk_tiles,
-                             .few = FEW_COLS,
-                             .few_rows = FEW_ROWS};
+                             .few = few,
+                             .few_rows = few_pack_rows};
 }

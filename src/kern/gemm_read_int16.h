@@ -8,9 +8,7 @@ enum {
     Q4_K_BYTES = 2 * 16 + 96 + 1024, /* of 8 columns × 256 k */
     Q8_0_BYTES = 2 + 32
 };
-#define LAYOUT   "CPU_REPACK"
-#define FEW_COLS NULL
-#define FEW_ROWS NULL
+#define LAYOUT "CPU_REPACK"
 
 #include "kern/gemm_read_file.h"
 
