@@ -145,7 +145,8 @@ struct iwp_gemm_bulk {
     void *out; /* packed, [n][m]; only with a gate */
 };
 
-/* y = rows · W for few rows, which are rounded to 16 bits; q8_0 weights of AMX buffers. */
+/* y = rows · W for few rows, which are rounded to 16 bits; q8_0 weights, as they lie where the path is used: in
+ * AMX buffers or as in files. */
 struct iwp_gemm_few {
     const void *rows; /* n × k / 32 blocks of few_rows */
     float *y;         /* [n][stride] */
@@ -192,7 +193,7 @@ struct iwp_gemm {
     /* The columns [col, col + n_cols) of all rows; with a gate col is a multiple of 32 run.  Scratch of
      * iwp_gemm_bulk_scratch bytes. */
     void (*bulk)(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_cols, void *scratch);
-    /* Columns, multiples of 32, of few rows, and what makes these; NULL where only ggml reads such weights. */
+    /* Columns, multiples of 32, of few rows, and what makes these. */
     void (*few)(const struct iwp_gemm_few *op, int32_t col, int32_t n_cols);
     void (*few_rows)(void *rows, const float *x, int64_t stride, int32_t n, int32_t k);
 };

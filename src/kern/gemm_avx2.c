@@ -6,6 +6,10 @@ enum { TILE_ROWS = 4, TILE_VECS = 1 };
 #include "kern/gemm_body.h"
 #include "kern/gemm_read_int16.h"
 
+#include "kern/gemm_few_file.h"
+
+#include "kern/gemm_few.h"
+
 #include "kern/gemm_bulk.h"
 #include "kern/gemm_dot.h"
 #include "kern/gemm_dot8.h"

@@ -172,6 +172,6 @@ static struct iwp_gemm table(const char *name) {
                              .bytes = BYTES,
                              .read = read_tiles,
                              .bulk = bulk_tiles,
-                             .few = FEW_COLS,
-                             .few_rows = FEW_ROWS};
+                             .few = few,
+                             .few_rows = few_pack_rows};
 }

@@ -4,6 +4,10 @@
 #include "kern/gemm_body.h"
 #include "kern/gemm_read_int16.h"
 
+#include "kern/gemm_few_file.h"
+
+#include "kern/gemm_few.h"
+
 #include "kern/gemm_bulk.h"
 
 static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, bool add,

@@ -9,28 +9,6 @@ enum { AT_ONCE = 1 };
 enum { AT_ONCE = 4 };
 #endif
 
-/* c + the sums of two neighbouring products. */
-static inline vi dot(vi c, vi a, vi b) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpwssd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512BW__)
-    return c + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#else
-    __m256i s[2], x[2], y[2];
-    memcpy(s, &c, sizeof s);
-    memcpy(x, &a, sizeof x);
-    memcpy(y, &b, sizeof y);
-    for (int i = 0; i < 2; i++)
-#if defined(__AVXVNNI__)
-        s[i] = _mm256_dpwssd_avx_epi32(s[i], x[i], y[i]);
-#else
-        s[i] = _mm256_add_epi32(s[i], _mm256_madd_epi16(x[i], y[i]));
-#endif
-    memcpy(&c, s, sizeof c);
-    return c;
-#endif
-}
-
 static inline vi pair_of(const uint16_t *p) {
     int32_t x;
     memcpy(&x, p, sizeof x);

@@ -7,11 +7,9 @@ enum {
     FORMS = ((2 << IWP_GEMM_Q6_K) - 1) | 1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 |
             1 << IWP_GEMM_FILE
 };
-#define BYTES    0
-#define ROWS8    NULL
-#define LAYOUT   "AMX"
-#define FEW_COLS few
-#define FEW_ROWS few_pack_rows
+#define BYTES  0
+#define ROWS8  NULL
+#define LAYOUT "AMX"
 
 #include "kern/gemm_read_file.h"
 
@@ -197,4 +195,31 @@ static void read_tiles(void *panels, const struct iwp_gemm_quant *w, int32_t col
             default: break; /* files' */
             }
     }
+}
+
+/* ---- for gemm_few.h ------------------------------------------------------------------------------ */
+
+#define ALWAYS static inline __attribute__((always_inline)) /* what is passed is to be known */
+enum { FEW_VECS = 2, AHEAD = 3072 }; /* tiles at a time: streams of memory; bytes */
+
+ALWAYS size_t few_step(void) { return iwp_gemm_tile_size(IWP_GEMM_Q8_0).bytes; }
+ALWAYS size_t few_next(int32_t kt) { return (size_t)kt * few_step(); }
+
+struct few_part { /* 16 neighbours of k */
+    const uint8_t *p;
+};
+ALWAYS struct few_part few_open(const uint8_t *p, int half, int32_t kt, int32_t k) {
+    (void)kt, (void)k;
+    if (half) __builtin_prefetch(p + 512 + AHEAD);
+    return (struct few_part){p + 256 * half};
+}
+/* Four of them in each lane. */
+ALWAYS vu few_read(const struct few_part *part, int i) {
+    __builtin_prefetch(part->p + 64 * i + AHEAD);
+    return bytes64(part->p + 64 * i);
+}
+
+ALWAYS vf few_scales(const uint8_t *p, int32_t kt) {
+    (void)kt;
+    return halves(p + 512);
 }

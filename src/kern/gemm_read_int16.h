@@ -8,11 +8,9 @@ enum {
     Q4_K_BYTES = 2 * 16 + 96 + 1024, /* of 8 columns × 256 k */
     Q8_0_BYTES = 2 + 32
 };
-#define BYTES    (1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K)
-#define ROWS8    pack_rows8
-#define LAYOUT   "CPU_REPACK"
-#define FEW_COLS NULL
-#define FEW_ROWS NULL
+#define BYTES  (1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K)
+#define ROWS8  pack_rows8
+#define LAYOUT "CPU_REPACK"
 
 #include "kern/gemm_bytes.h"
 #include "kern/gemm_read_file.h"

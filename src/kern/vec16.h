@@ -75,6 +75,31 @@ static inline vf roots(vf v) {
 #endif
 }
 
+/* c + the sums of two neighbouring products of 16-bit numbers. */
+static inline vi dot(vi c, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpwssd_epi32((__m512i)c, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    return c + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    __m256i s[2], x[2], y[2];
+    memcpy(s, &c, sizeof s);
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 2; i++)
+#if defined(__AVXVNNI__)
+        s[i] = _mm256_dpwssd_avx_epi32(s[i], x[i], y[i]);
+#else
+        s[i] = _mm256_add_epi32(s[i], _mm256_madd_epi16(x[i], y[i]));
+#endif
+    memcpy(&c, s, sizeof c);
+    return c;
+#else
+    const vi x = (vi)((vu)a << 16) >> 16, y = (vi)((vu)b << 16) >> 16;
+    return c + x * y + (a >> 16) * (b >> 16);
+#endif
+}
+
 /* To nearest, ties to even; in the upper halves. */
 static inline vu round_bf16(vf v) {
     vu u = (vu)v;

@@ -175,9 +175,9 @@ enum iwp_gemm_kind iwp_bulk_kind(struct iwp_bulk *u, const struct ggml_tensor *w
 bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
     enum { MOST = 8 };
     enum iwp_gemm_form form;
-    return u && u->g->few && w->buffer && n <= MOST && w->ne[1] % IWP_GEMM_SIDE == 0 &&
+    return u && w->buffer && n <= MOST && w->ne[1] % IWP_GEMM_SIDE == 0 &&
            (size_t)(n * w->ne[0] / 32) * IWP_GEMM_FEW_BLOCK <= iwp_gemm_bulk_scratch(u->g) &&
-           find_form(u, w, &form) && form == IWP_GEMM_Q8_0;
+           find_form(u, w, &form) && (form == IWP_GEMM_Q8_0 || form == IWP_GEMM_FILE_Q8_0);
 }
 
 /* ---- nodes --------------------------------------------------------------------------------------- */
@@ -346,15 +346,30 @@ static void run_few(struct ggml_tensor *y, int ith, int nth, void *user) {
     }
 }
 
+/* Units small enough that threads end together, large enough for long reads.  Rows as in files are fetched some 40
+ * ahead (gemm_few_file.h), which is lost where another thread goes on. */
+static void deal_few(struct node *t) {
+    enum { SIDE = IWP_GEMM_SIDE, LONG = 8 * SIDE };
+    const int32_t m = t->mat.m, n = t->bulk->n_thread;
+    if (t->mat.form == IWP_GEMM_FILE_Q8_0) {
+        const int32_t share = (m + n - 1) / n, most = share / LONG,
+                      units = most < 1   ? 1
+                              : most > 4 ? 4
+                                         : most;
+        t->cols = ((share + units - 1) / units + SIDE - 1) / SIDE * SIDE;
+    } else {
+        t->cols = m / (4 * n) / SIDE * SIDE;
+        if (t->cols < SIDE) t->cols = SIDE;
+        if (t->cols > LONG) t->cols = LONG;
+    }
+    t->deal.n_unit = (m + t->cols - 1) / t->cols;
+}
+
 struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                         struct ggml_tensor *x, struct ggml_tensor *w) {
     struct node *t = node_new(u, ctx, (int32_t)x->ne[1], (int32_t)x->ne[0], IWP_GEMM_PLAIN);
     t->mat = quant(u, w, NULL);
-    /* Units small enough that threads end together, large enough for long reads. */
-    t->cols = t->mat.m / (4 * u->n_thread) / IWP_GEMM_SIDE * IWP_GEMM_SIDE;
-    if (t->cols < IWP_GEMM_SIDE) t->cols = IWP_GEMM_SIDE;
-    if (t->cols > 8 * IWP_GEMM_SIDE) t->cols = 8 * IWP_GEMM_SIDE;
-    t->deal.n_unit = (t->mat.m + t->cols - 1) / t->cols;
+    deal_few(t);
     return ggml_custom_4d(ctx, GGML_TYPE_F32, w->ne[1], x->ne[1], 1, 1, &x, 1, run_few,
                           GGML_N_TASKS_MAX, t);
 }

@@ -130,7 +130,8 @@ static void check_few(struct iwp_backend *b, struct iwp_bulk *u) {
     CHECK(!iwp_bulk_few(u, other.t, 1) && !iwp_bulk_few(u, w.t, 9) && !iwp_bulk_few(NULL, w.t, 1));
     struct job j = {.w = &w, .bulk = u};
     exactly(&j, in, want);
-    for (int n = 1; n <= 8 && iwp_bulk_few(u, w.t, n); n += n == 1 ? 4 : 3) {
+    for (int n = 1; n <= 8; n += n == 1 ? 4 : 3) {
+        CHECK_MSG(iwp_bulk_few(u, w.t, n), "%d rows are not taken", n);
         run(b, &j, in, n, own);
         iwp_backend_size_threads(b, 0); /* one thread */
         run(b, &j, in, n, part);

@@ -651,17 +651,15 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
 /* Few rows, rounded to 16 bits: 2^-16 of the largest of 32 numbers each, every row as it would be alone. */
 static void check_few(const struct iwp_gemm *g, int32_t n, int32_t k, int32_t m) {
     double *w = room((size_t)(m * k) * 8);
-    uint8_t *tiles = quantised(g, IWP_GEMM_Q8_0, m, k, w);
+    const enum iwp_gemm_form form = g->fine ? IWP_GEMM_FILE_Q8_0 : IWP_GEMM_Q8_0;
+    uint8_t *tiles = quantised(g, form, m, k, w);
     float *x = normals((size_t)n * (size_t)k, 1), *y = room((size_t)(n * m) * 4),
           *alone = room((size_t)m * 4);
     for (int32_t i = 0; i < 32; i++) x[i] = 0; /* a block of nothing */
     x[40] = 1e4f;                              /* one far above its neighbours */
     void *rows = room((size_t)(n * (k / 32)) * IWP_GEMM_FEW_BLOCK);
-    struct iwp_gemm_few op = {.rows = rows,
-                              .y = y,
-                              .stride = m,
-                              .n = n,
-                              .mat = quant_of(tiles, NULL, IWP_GEMM_Q8_0, k, m)};
+    struct iwp_gemm_few op = {
+        .rows = rows, .y = y, .stride = m, .n = n, .mat = quant_of(tiles, NULL, form, k, m)};
     g->few_rows(rows, x, k, n, k);
     g->few(&op, 0, 32);
     if (m > 32) g->few(&op, 32, m - 32);
@@ -698,7 +696,7 @@ static void check_few(const struct iwp_gemm *g, int32_t n, int32_t k, int32_t m)
 }
 
 static void check_quantised(const struct iwp_gemm *g) {
-    for (int32_t n = 1; g->few && n <= 9; n++) check_few(g, n, n % 2 ? 64 : 544, n % 3 ? 96 : 32);
+    for (int32_t n = 1; n <= 9; n++) check_few(g, n, n % 2 ? 64 : 544, n % 3 ? 96 : 32);
 
     for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_FILE; form++) {
         if (!(g->forms & 1u << form)) continue;
