@@ -13,7 +13,7 @@
  * two bf16 numbers and adds three products (the smallest is left out): three times the work, factors good
  * to 2^-17.  Its weights are f16, of which the two numbers are made, exactly, panel by panel while they are
  * multiplied: half the memory.  Vector paths multiply integers of 16 bits, twice as many per instruction as
- * floats; 64 neighbours of k (in attention a whole row of q or k) share a scale, kept behind each block, and a
+ * floats; 128 neighbours of k (in attention a whole row of q or k) share a scale, kept behind each block, and a
  * factor is off by at most 2^-12 of the largest they can be, by 2^-16 where one is far above the others.  8 bits
  * would be faster still, but features come out 1.3 to 5 % off (docs/SPEED.md); a decoder's rows are rounded to them
  * where its weights have 4.  Sums are exact to f32.  Results differ between paths of one form by the order of
@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { IWP_GEMM_SIDE = 32, IWP_GEMM_RUN = 64 }; /* of a block, of a run at most */
+enum { IWP_GEMM_SIDE = 32, IWP_GEMM_RUN = 128 }; /* of a block, of a run at most */
 enum iwp_gemm_act {
     IWP_GEMM_GELU_TANH,
     IWP_GEMM_GELU_QUICK,

@@ -7,7 +7,7 @@
 
 #include "kern/vec16.h"
 
-enum { BLOCK = 32 * 32 + 64, SCALED = 1, RUN = 2 };
+enum { BLOCK = 32 * 32 + 64, SCALED = 1, RUN = 4 };
 #define FORM   "int16"
 #define HALVES NULL
 #define SPLITS 0
@@ -23,16 +23,16 @@ enum { BLOCK = 32 * 32 + 64, SCALED = 1, RUN = 2 };
 #endif
 #define MOST    32767.0f
 #define NORM    46300.0f /* root of the squares of a run at most */
-#define VALUES  32700.0f /* the same of attention's values, whose weights have up to LEVELS */
+#define VALUES  23100.0f /* the same of attention's values, whose weights have up to LEVELS */
 #define LEVELS  8191.0f
 #define PART    (1.0f / LEVELS)
 #define NOTHING 1e-16f /* runs of smaller numbers count as 0: subnormal scales would crawl */
-/* Rounding moves an integer by 0.75 at most (gemm_read_int16.h rounds a factor too), the root of 64 squares
- * by 6; a row of q or k is one run, of up to LONG numbers or else of half the size. */
+/* Rounding moves an integer by 0.75 at most (gemm_read_int16.h rounds a factor too), the root of 128
+ * squares by 9; a row of q or k is one run, of up to LONG numbers or else of half the size. */
 #define SQUARE(x, more) (((int64_t)(x) + (more)) * ((int64_t)(x) + (more)))
 #define LONG            4096 /* the root of so many squares by 32, when only integers are rounded */
-static_assert(32 * RUN <= 64 && SQUARE(NORM, 32) <= INT32_MAX &&
-                  64 * SQUARE(LEVELS, 0) * SQUARE(VALUES, 6) <= SQUARE(INT32_MAX, 0),
+static_assert(32 * RUN <= 128 && SQUARE(NORM, 32) <= INT32_MAX &&
+                  128 * SQUARE(LEVELS, 0) * SQUARE(VALUES, 9) <= SQUARE(INT32_MAX, 0),
               "sums over a run may not wrap");
 
 /* Nearest integers in the lower halves, for |v| < 2^15: there the mantissa of 2^23 + 2^22 + v has them. */
