@@ -32,7 +32,7 @@ static const struct iwp_opt bench_opts[] = {
      "rows of a prefill chunk (default 512)"},
     {"--heads", "N", IWP_OPT_INT, AT(heads), 1, 1024, NULL, "query heads (default 28)"},
     {"--kv-heads", "N", IWP_OPT_INT, AT(kv_heads), 1, 1024, NULL, "KV heads (default 4)"},
-    {"--head-size", "N", IWP_OPT_INT, AT(d), 16, 512, NULL, "size of a head (default 128)"},
+    {"--head-size", "N", IWP_OPT_INT, AT(d), 32, 512, NULL, "size of a head (default 128)"},
     {"--megabytes", "N", IWP_OPT_INT, AT(megabytes), 1, 1 << 16, NULL,
      "caches of decode, in all (default 512)"},
     {"-t, --threads", "N", IWP_OPT_INT, AT(threads), 1, MAX_THREAD, NULL,

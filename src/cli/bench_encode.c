@@ -67,7 +67,7 @@ static int parse_size(const char *text, int32_t *w, int32_t *h, iwp_err *err) {
     char *end;
     long x = strtol(text, &end, 10), y = *end == 'x' ? strtol(end + 1, &end, 10) : 0;
     IWP_REQUIRE(!*end && x >= 1 && x <= 65535 && y >= 1 && y <= 65535, err, IWP_EINVAL,
-                "--image-size %.40s: give WIDTHxHEIGHT in pixels", text);
+                "--image-size %.40s: give WIDTHxHEIGHT in pixels, 65535 at most", text);
     *w = (int32_t)x;
     *h = (int32_t)y;
     return 0;

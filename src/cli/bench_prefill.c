@@ -18,7 +18,7 @@ struct bench_args {
 #define AT(field) offsetof(struct bench_args, field)
 static const struct iwp_opt bench_opts[] = {
     {"-p, --n-prompt", "N,...", IWP_OPT_COMMAS, AT(prompt), 0, 0, NULL,
-     "rows of the prompt, 32 of them text, the others visual (default 512)"},
+     "rows of the prompt, 32 of them text (half of a short one), the others visual (default 512)"},
     {"--prune", "METHOD,...", IWP_OPT_COMMAS, AT(prune), 0, 0, NULL,
      "pruning methods (default none,iwp)"},
     {"--keep", "R,...", IWP_OPT_COMMAS, AT(keep), 0, 0, NULL, "fractions kept (default 22.2%)"},
@@ -162,9 +162,20 @@ static int rows_of(const char *text, int64_t *n, iwp_err *err) {
     return 0;
 }
 
-static int check(const struct bench_args *a, iwp_err *err) {
+static struct iwp_strings prompts(const struct bench_args *a) {
+    static const char *usual = "512";
+    return a->prompt.n ? a->prompt : (struct iwp_strings){&usual, 1};
+}
+
+static int check(const struct bench_args *a, int32_t ctx, iwp_err *err) {
+    const struct iwp_strings ps = prompts(a);
     int64_t n;
-    for (int32_t i = 0; i < a->prompt.n; i++) IWP_TRY(rows_of(a->prompt.at[i], &n, err));
+    for (int32_t i = 0; i < ps.n; i++) {
+        IWP_TRY(rows_of(ps.at[i], &n, err));
+        IWP_REQUIRE(ctx == 0 || ctx >= n + a->decode + 2, err, IWP_EINVAL,
+                    "-c %d is too short for -p %lld; it takes %lld, or leave -c out", ctx,
+                    (long long)n, (long long)n + a->decode + 2);
+    }
     return iwp_bench_grid_check(&a->prune, &a->keep, false, err);
 }
 
@@ -172,8 +183,7 @@ static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_sessio
                     struct iwp_bench_rows *rows, iwp_err *err) {
     const struct iwp_engine_info info = iwp_engine_info(e);
     const int32_t n_pos = strcmp(info.arch, "qwen2vl") == 0 ? 3 : 1;
-    static const char *usual = "512";
-    const struct iwp_strings ps = a->prompt.n ? a->prompt : (struct iwp_strings){&usual, 1};
+    const struct iwp_strings ps = prompts(a);
     sp.reserve = a->decode + 16;
     iwp_bench_rows_begin(rows, &info, a->format);
     for (int32_t i = 0; i < ps.n; i++) {
@@ -211,7 +221,7 @@ int iwp_bench_prefill(int argc, char **argv) {
     int rc = iwp_opts_parse(&command, groups, argc, argv, &none, &err);
     if (rc > 0) return 0;
     if (rc >= 0) rc = iwp_log_args_apply(&log, &err);
-    if (rc >= 0) rc = check(&a, &err);
+    if (rc >= 0) rc = check(&a, m.ctx, &err);
     if (rc < 0) return iwp_cli_usage("bench prefill", &err);
     rc = iwp_model_args_engine(&m, &ep, &err);
     ep.mmproj = NULL;

@@ -316,6 +316,16 @@ static void soften_one(float *s, const float *bias, int32_t n, float *y, int32_t
     y[d + 1] = sum(l);
 }
 
+/* Rows [first, first + n) of a head into L2: their piece is read next, and its first rows come before any that
+ * unpack() could fetch ahead. */
+static inline void expect(const struct iwp_attn_rows *r, int32_t head, int32_t first, int32_t n,
+                          int32_t d) {
+    const size_t bits = r->type == IWP_ATTN_F32 ? 32 : r->type == IWP_ATTN_F16 ? 16 : 8 + 1;
+    const char *p = (const char *)r->data + (size_t)first * r->row + (size_t)head * r->head;
+    for (int32_t i = 0; i < n; i++, p += r->row)
+        for (size_t at = 0; at < (size_t)d * bits / 8; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
 static void one_piece(const struct iwp_attn *op, int32_t kv_head, int32_t chunk, float *part,
                       void *scratch) {
     const int32_t heads = op->n_head / op->n_head_kv, d = op->d;
@@ -328,8 +338,9 @@ static void one_piece(const struct iwp_attn *op, int32_t kv_head, int32_t chunk,
         memset(part + (size_t)h * stride, 0, stride * sizeof *part);
     }
     for (int32_t i = 0; i < n; i += ONE_STEP) {
-        unpack(x, ONE_STEP, &op->k, kv_head, first + i, n - i < ONE_STEP ? n - i : ONE_STEP, d,
-               wide);
+        const int32_t len = n - i < ONE_STEP ? n - i : ONE_STEP;
+        expect(&op->v, kv_head, first + i, len, d);
+        unpack(x, ONE_STEP, &op->k, kv_head, first + i, len, d, wide);
         for (int32_t h = 0; h < heads; h += ONE_HEADS) {
             float *to = s + h * CHUNK + i;
             switch (heads - h) {
@@ -345,6 +356,7 @@ static void one_piece(const struct iwp_attn *op, int32_t kv_head, int32_t chunk,
                    d);
     for (int32_t i = 0; i < n; i += ONE_STEP) {
         const int32_t len = n - i < ONE_STEP ? n - i : ONE_STEP;
+        if (kv_head + 1 < op->n_head_kv) expect(&op->k, kv_head + 1, first + i, len, d);
         unpack(x, ONE_STEP, &op->v, kv_head, first + i, len, d, wide);
         for (int32_t h = 0; h < heads; h += ONE_HEADS) {
             float *y = part + (size_t)h * stride;

@@ -158,7 +158,7 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     switch (form) { /* where they overtake ggml's (docs/SPEED.md) */
     case IWP_GEMM_Q4_0: return amx ? 48 : 16;
     case IWP_GEMM_Q8_0: return 32;
-    case IWP_GEMM_FILE_Q8_0: return 24;
+    case IWP_GEMM_FILE_Q8_0: return amx ? 24 : 32;
     case IWP_GEMM_FILE_F16: return amx ? 24 : 48;
     case IWP_GEMM_FILE_BF16: return amx ? 24 : 64;
     case IWP_GEMM_FILE: return 64;
@@ -173,9 +173,11 @@ enum iwp_gemm_kind iwp_bulk_kind(struct iwp_bulk *u, const struct ggml_tensor *w
 }
 
 bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
-    enum { MOST = 8 };
+    /* ggml's AMX tiles overtake soon.  Elsewhere no rows are left to ggml, which would make an answer depend on
+     * how its prompt is cut. */
+    enum { AMX = 8, OTHERS = 31 };
     enum iwp_gemm_form form;
-    return u && w->buffer && n <= MOST && w->ne[1] % IWP_GEMM_SIDE == 0 &&
+    return u && w->buffer && n <= (u->g->fine ? OTHERS : AMX) && w->ne[1] % IWP_GEMM_SIDE == 0 &&
            (size_t)(n * w->ne[0] / 32) * IWP_GEMM_FEW_BLOCK <= iwp_gemm_bulk_scratch(u->g) &&
            find_form(u, w, &form) && (form == IWP_GEMM_Q8_0 || form == IWP_GEMM_FILE_Q8_0);
 }

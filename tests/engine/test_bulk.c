@@ -127,11 +127,14 @@ static void check_few(struct iwp_backend *b, struct iwp_bulk *u) {
     struct weight w = weight_new(b, GGML_TYPE_Q8_0, K, M),
                   other = weight_new(b, GGML_TYPE_Q4_0, K, M);
     for (int i = 0; i < N * K; i++) in[i] = test_normal(&seed);
-    CHECK(!iwp_bulk_few(u, other.t, 1) && !iwp_bulk_few(u, w.t, 9) && !iwp_bulk_few(NULL, w.t, 1));
+    CHECK(!iwp_bulk_few(u, other.t, 1) && !iwp_bulk_few(NULL, w.t, 1));
     struct job j = {.w = &w, .bulk = u};
     exactly(&j, in, want);
-    for (int n = 1; n <= 8; n += n == 1 ? 4 : 3) {
-        CHECK_MSG(iwp_bulk_few(u, w.t, n), "%d rows are not taken", n);
+    /* Without AMX no number of rows is left to ggml: a prompt's answer would depend on how it is cut. */
+    const int most = iwp_gemm_get()->fine ? iwp_bulk_from(u, w.t) - 1 : 8;
+    CHECK(most < N && !iwp_bulk_few(u, w.t, most + 1));
+    for (int n = 1; n <= most; n++) CHECK_MSG(iwp_bulk_few(u, w.t, n), "%d rows are not taken", n);
+    for (int n = 1; n <= most; n += n == 1 ? 4 : 3) {
         run(b, &j, in, n, own);
         iwp_backend_size_threads(b, 0); /* one thread */
         run(b, &j, in, n, part);

@@ -152,6 +152,8 @@ def near(a, b, what, tolerance=1e-2):
 
 
 def bench(d):
+    r = subprocess.run([PROGRAM, "bench", "prefill", "-m", d + "/m.gguf", "-c", "100", "-p", "64,99"], capture_output=True, text=True)
+    check(r.returncode == 2 and not r.stdout and "-c 100 is too short for -p 99; it takes 101" in r.stderr, "bench prefill: -c: %s" % r)
     got = json.loads(iwp("bench", "prefill", "-m", d + "/m.gguf", "-p", "64,96", "--prune", "none,iwp", "--keep", "0.25,0.5",
                          "-r", "2", "-n", "2", "-np", "3", "-t", "1", "-lv", "1", "-o", "json"))
     check(sorted(got) == ["cpu", "rows", "threads"] and got["threads"] == 1, "bench prefill: %s" % sorted(got))
