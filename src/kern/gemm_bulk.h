@@ -92,8 +92,10 @@ static inline void products_of(const struct iwp_gemm_bulk *op, int32_t panels, f
 #if BYTES
     if (op->kind == IWP_GEMM_BYTES) {
         const struct iwp_gemm_cols8 *const b[2] = {(const void *)cols[0], (const void *)cols[1]};
-        products8(panels, c, (const void *)rows, n, b, steps, add, op->mat.form == IWP_GEMM_Q4_K,
-                  next);
+        /* q4_0 panels have their 8 as a minimum too, for where one of the two is q4_K. */
+        const bool least =
+            op->mat.form == IWP_GEMM_Q4_K || (op->gate.w && op->gate.form == IWP_GEMM_Q4_K);
+        products8(panels, c, (const void *)rows, n, b, steps, add, least, next);
         return;
     }
 #endif

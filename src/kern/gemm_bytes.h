@@ -19,7 +19,7 @@ struct place8 {
     int32_t row;
 };
 
-/* n ≤ FITS8 of them, to bytes.  Where one is not a number, or too large, the scale is none. */
+/* n ≤ FITS8 of them, to bytes.  Where one is no number or infinite, the scale is no number. */
 static inline void put_rows8(const struct place8 *at, int32_t n, vf v[FITS8][2]) {
     vi tops[FITS8];
     vf sums[FITS8];
@@ -29,7 +29,7 @@ static inline void put_rows8(const struct place8 *at, int32_t n, vf v[FITS8][2])
         tops[i] = greater((vi)v[i][0] & 0x7fffffff, (vi)v[i][1] & 0x7fffffff);
     }
     const vf most = (vf)greatest16(tops);
-    const vi fits = (most > all(1e-30f)) & (most < all(3e38f));
+    const vi fits = (most > all(1e-30f)) & (most < all(INFINITY));
     save(scale, pick(fits, most * all(1 / 127.0f), most - most));
     save(factor, pick(fits, all(127) / most, all(0)));
     for (int32_t i = 0; i < FITS8; i++) {
@@ -47,7 +47,7 @@ static inline void put_rows8(const struct place8 *at, int32_t n, vf v[FITS8][2])
         struct iwp_gemm_rows8 *b = at[i].block;
         b->scale[at[i].row] = scale[i];
         b->sum[at[i].row] = scale[i] * sum[i];
-        b->start[at[i].row] = sum[i] < 4065 ? -8 * (int32_t)sum[i] : 0;
+        b->start[at[i].row] = sum[i] == sum[i] ? -8 * (int32_t)sum[i] : 0; /* NaN has no integer */
     }
 }
 
@@ -179,7 +179,8 @@ static void read_q4_k(struct iwp_gemm_cols8 *to, const struct iwp_gemm_quant *w,
 }
 
 /* c [32][32] = (or +=, when add) rows · columns over n blocks of k, `rows` of 32 (or a few more), for one panel of
- * columns or, where PAIRS says so, two.  Sums start at what takes 8 from every weight of q4_0; those of q4_K (`least`) lose their minimum as floats. */
+ * columns or, where PAIRS says so, two.  Sums start at what takes 8 from every weight of q4_0; with `least` every
+ * weight loses its minimum, as a float, instead. */
 static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
                       int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
                       bool least, const char *const next[2]);

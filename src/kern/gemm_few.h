@@ -46,14 +46,14 @@ static void few_pack(struct few_block *to, const float *x, int32_t k) {
         const vf v[2] = {load(x + i), load(x + i + 16)};
         /* Magnitudes are ordered as their bits are, and what is not a number is above all. */
         vi part[2] = {(vi)v[0] & 0x7fffffff, (vi)v[1] & 0x7fffffff};
-        part[0] = (vi)pick(part[0] > part[1], (vf)part[0], (vf)part[1]);
+        part[0] = greater(part[0], part[1]);
         int32_t top[16];
         memcpy(top, &part[0], sizeof top);
         for (int w = 8; w > 0; w /= 2)
             for (int t = 0; t < w; t++) top[t] = top[t] > top[t + w] ? top[t] : top[t + w];
         float most;
         memcpy(&most, top, sizeof most);
-        const bool fits = most > 1e-30f && most < 3e38f;
+        const bool fits = most > 1e-30f && most < INFINITY;
         const float f = fits ? 32512.0f / most : 0;
         vi sum = (vi)all(0);
         for (int t = 0; t < 2;
@@ -63,7 +63,7 @@ static void few_pack(struct few_block *to, const float *x, int32_t k) {
             few_put(to, t, n);
             sum += n;
         }
-        to->scale = fits ? 1 / f : most - most; /* none where one is not a number */
+        to->scale = fits ? 1 / f : most - most; /* no number where one is none */
         to->sum = 0;
         for (int t = 0; t < 16; t++) to->sum += sum[t];
         to->sum *= 128;
