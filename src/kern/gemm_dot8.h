@@ -48,6 +48,17 @@ static inline vi widen8(vi s) {
 }
 #endif
 
+/* k of a block that are multiplied without counting: where registers are plenty all of them, but with minima to
+ * take from the sums that was slower. */
+static inline int at_once8(bool least) {
+#if defined(__AVX512F__)
+    return least ? 4 : 8;
+#else
+    (void)least;
+    return 4;
+#endif
+}
+
 /* Rows from r on of a block; `rows`, `vecs` and `least` are constants where this is inlined. */
 static inline __attribute__((always_inline)) void part8(const int rows, const int vecs,
                                                         const struct lane8 *lane,
@@ -57,7 +68,9 @@ static inline __attribute__((always_inline)) void part8(const int rows, const in
     _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
         _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
             (vi){0} + (WIDE8 && !least ? a->start[r + i] : 0);
-    _Pragma("GCC unroll 4") for (int k = 0; k < 8; k++) {
+    const int some = at_once8(least);
+    _Pragma("GCC unroll 1") for (int k0 = 0; k0 < 8; k0 += some)
+        _Pragma("GCC unroll 8") for (int k = k0; k < k0 + some; k++) {
         vi cols[4];
         _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
             memcpy(&cols[v], lane[v].b + k * 64, sizeof cols[v]);
