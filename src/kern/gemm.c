@@ -117,8 +117,10 @@ size_t iwp_gemm_attend_scratch(const struct iwp_gemm *g, int32_t n_k, int32_t d,
 }
 
 size_t iwp_gemm_bulk_scratch(const struct iwp_gemm *g) {
-    return iwp_gemm_size(g, IWP_GEMM_COLS, IWP_GEMM_KC) * sizeof(uint16_t) +
-           IWP_GEMM_COLS * IWP_GEMM_ROWS * sizeof(float);
+    const size_t many = iwp_gemm_size(g, IWP_GEMM_COLS, IWP_GEMM_KC) * sizeof(uint16_t) +
+                        IWP_GEMM_COLS * IWP_GEMM_ROWS * sizeof(float),
+                 few = (size_t)IWP_GEMM_FEW_ROWS * (IWP_GEMM_FEW_K / 32) * IWP_GEMM_FEW_BLOCK;
+    return many > few ? many : few;
 }
 
 struct iwp_gemm_tile_size iwp_gemm_tile_size(enum iwp_gemm_form form) {

@@ -154,7 +154,11 @@ struct iwp_gemm_few {
     int32_t n;
     struct iwp_gemm_quant mat; /* its bias is not looked at */
 };
-enum { IWP_GEMM_FEW_BLOCK = 72 }; /* bytes of 32 numbers of a row */
+enum {
+    IWP_GEMM_FEW_BLOCK = 72, /* bytes of 32 numbers of a row */
+    IWP_GEMM_FEW_ROWS = 31,  /* that bulk's scratch has room for, so long */
+    IWP_GEMM_FEW_K = 32768
+};
 
 struct iwp_gemm {
     const char *name;

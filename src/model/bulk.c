@@ -134,6 +134,7 @@ void iwp_bulk_free(struct iwp_bulk *u) {
 static bool find_form(struct iwp_bulk *u, const struct ggml_tensor *w, enum iwp_gemm_form *form) {
     const ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(w->buffer);
     const int i = form_of(w->type);
+    if (w->ne[0] % IWP_GEMM_SIDE) return false;
     if (buft == u->plain) {
         *form = w->type == GGML_TYPE_Q8_0   ? IWP_GEMM_FILE_Q8_0
                 : w->type == GGML_TYPE_F16  ? IWP_GEMM_FILE_F16
@@ -141,7 +142,7 @@ static bool find_form(struct iwp_bulk *u, const struct ggml_tensor *w, enum iwp_
                                             : IWP_GEMM_FILE;
         /* f32 ones stay with ggml, which multiplies them without rounding. */
         return (u->g->forms & 1u << *form) && w->type != GGML_TYPE_F32 &&
-               ggml_get_type_traits(w->type)->to_float && w->ne[0] % IWP_GEMM_SIDE == 0;
+               ggml_get_type_traits(w->type)->to_float;
     }
     if (!u->buft || buft != u->buft || i < 0) return false;
     *form = forms[i].form;
@@ -157,8 +158,8 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     const bool amx = !u->g->fine;
     switch (form) { /* where they overtake ggml's (docs/SPEED.md) */
     case IWP_GEMM_Q4_0: return amx ? 48 : 16;
-    case IWP_GEMM_Q8_0: return 32;
-    case IWP_GEMM_FILE_Q8_0: return amx ? 24 : 32;
+    case IWP_GEMM_Q8_0:
+    case IWP_GEMM_FILE_Q8_0: return 32;
     case IWP_GEMM_FILE_F16: return amx ? 24 : 48;
     case IWP_GEMM_FILE_BF16: return amx ? 24 : 64;
     case IWP_GEMM_FILE: return 64;
@@ -175,11 +176,11 @@ enum iwp_gemm_kind iwp_bulk_kind(struct iwp_bulk *u, const struct ggml_tensor *w
 bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
     /* ggml's AMX tiles overtake soon.  Elsewhere no rows are left to ggml, which would make an answer depend on
      * how its prompt is cut. */
-    enum { AMX = 8, OTHERS = 31 };
+    enum { AMX = 8 };
     enum iwp_gemm_form form;
-    return u && w->buffer && n <= (u->g->fine ? OTHERS : AMX) && w->ne[1] % IWP_GEMM_SIDE == 0 &&
-           (size_t)(n * w->ne[0] / 32) * IWP_GEMM_FEW_BLOCK <= iwp_gemm_bulk_scratch(u->g) &&
-           find_form(u, w, &form) && (form == IWP_GEMM_Q8_0 || form == IWP_GEMM_FILE_Q8_0);
+    return u && w->buffer && n <= (u->g->fine ? IWP_GEMM_FEW_ROWS : AMX) &&
+           w->ne[0] <= IWP_GEMM_FEW_K && w->ne[1] % IWP_GEMM_SIDE == 0 && find_form(u, w, &form) &&
+           (form == IWP_GEMM_Q8_0 || form == IWP_GEMM_FILE_Q8_0);
 }
 
 /* ---- nodes --------------------------------------------------------------------------------------- */
@@ -348,8 +349,8 @@ static void run_few(struct ggml_tensor *y, int ith, int nth, void *user) {
     }
 }
 
-/* Units small enough that threads end together, large enough for long reads.  Rows as in files are fetched some 40
- * ahead (gemm_few_file.h), which is lost where another thread goes on. */
+/* Units small enough that threads end together, large enough for long reads.  Rows as in files are fetched 16
+ * KB and 16 rows ahead (gemm_few_file.h), which is lost where another thread goes on. */
 static void deal_few(struct node *t) {
     enum { SIDE = IWP_GEMM_SIDE, LONG = 8 * SIDE };
     const int32_t m = t->mat.m, n = t->bulk->n_thread;

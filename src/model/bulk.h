@@ -1,8 +1,9 @@
-/* Products of many rows with the decoder's weights (struct iwp_gemm_bulk) as custom nodes.
+/* Products of the decoder's weights with many rows (struct iwp_gemm_bulk), and of q8_0 ones with few (struct
+ * iwp_gemm_few), as custom nodes.
  *
- * Decoding and short runs stay with ggml, in whose layout for this CPU the weights are (AMX, the one it
- * repacks q4_0 and q4_K into elsewhere, or rows as in the file); from some number of rows on our products read
- * that same layout: no second copy, nothing to do at load.  A layout is ggml's own affair, so a type is
+ * Other weights stay with ggml for few rows, in whose layout for this CPU all of them are (AMX, the one it repacks
+ * q4_0 and q4_K into elsewhere, or rows as in the file); our products read that same layout: no second copy,
+ * nothing to do at load.  A layout is ggml's own affair, so a type is
  * tried on random weights before its first use, and left to ggml where a number differs.
  * Only when the CPU is the only device. */
 #ifndef IWP_MODEL_BULK_H

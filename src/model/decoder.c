@@ -197,20 +197,19 @@ static void name_type(struct iwp_decoder *d, const struct iwp_gguf *g) {
     snprintf(d->file_type, sizeof d->file_type, "%s", info ? info->name : "?");
 }
 
+/* Asks about every weight: types are tried when they are first asked about, which is to be now. */
 static void choose_products(const struct iwp_decoder *d, struct iwp_decoder_layer *y) {
     const struct ggml_tensor *w[] = {y->wq, y->wk, y->wv, y->wo, y->gate, y->up, y->down};
+    bool all = d->bulk != NULL;
     y->bulk_rows = 0;
     for (size_t i = 0; i < sizeof w / sizeof w[0]; i++) {
         const int32_t from = iwp_bulk_from(d->bulk, w[i]);
-        if (!from) {
-            y->bulk_rows = 0;
-            return;
-        }
+        all = all && from;
         if (from > y->bulk_rows) y->bulk_rows = from;
     }
-    /* One product takes both. */
-    if ((iwp_bulk_kind(d->bulk, y->gate) == IWP_GEMM_BYTES) !=
-        (iwp_bulk_kind(d->bulk, y->up) == IWP_GEMM_BYTES))
+    /* One product takes gate and up. */
+    if (!all || (iwp_bulk_kind(d->bulk, y->gate) == IWP_GEMM_BYTES) !=
+                    (iwp_bulk_kind(d->bulk, y->up) == IWP_GEMM_BYTES))
         y->bulk_rows = 0;
 }
 
@@ -232,6 +231,7 @@ int iwp_decoder_load(struct iwp_decoder *d, struct iwp_backend *b, const struct 
     IWP_TRY_GOTO(iwp_weights_load(d->weights, "load", err));
     IWP_TRY_GOTO(iwp_bulk_new(&d->bulk, b, err));
     for (int32_t l = 0; l < d->n_layer; l++) choose_products(d, &d->layer[l]);
+    iwp_bulk_from(d->bulk, d->out);
     ggml_backend_tensor_get(d->out_norm, d->final_norm, 0,
                             (size_t)d->d_model * sizeof *d->final_norm);
     return 0;
@@ -269,9 +269,15 @@ static bool in_bulk(const struct iwp_decoder_layer *y, const struct ggml_tensor 
     return y->bulk_rows && x->ne[1] >= y->bulk_rows;
 }
 
+/* Where a layer is not in bulk as a whole each product is for itself, so that it rounds alike however the rows are cut. */
 static struct ggml_tensor *linear(const struct iwp_decoder *d, struct ggml_context *ctx,
                                   struct ggml_tensor *w, struct ggml_tensor *b,
                                   struct ggml_tensor *x) {
+    const int32_t from = iwp_bulk_from(d->bulk, w);
+    if (from && x->ne[1] >= from)
+        return iwp_bulk_linear(d->bulk, ctx,
+                               iwp_bulk_rows(d->bulk, ctx, x, NULL, 0, iwp_bulk_kind(d->bulk, w)),
+                               w, b, NULL);
     struct ggml_tensor *y = iwp_bulk_few(d->bulk, w, x->ne[1])
                                 ? iwp_bulk_few_linear(d->bulk, ctx, x, w)
                                 : ggml_mul_mat(ctx, w, x);

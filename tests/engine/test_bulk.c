@@ -128,12 +128,15 @@ static void check_few(struct iwp_backend *b, struct iwp_bulk *u) {
                   other = weight_new(b, GGML_TYPE_Q4_0, K, M);
     for (int i = 0; i < N * K; i++) in[i] = test_normal(&seed);
     CHECK(!iwp_bulk_few(u, other.t, 1) && !iwp_bulk_few(NULL, w.t, 1));
+    struct weight wide = weight_new(b, GGML_TYPE_Q8_0, 18944, IWP_GEMM_SIDE); /* a 7B model's */
     struct job j = {.w = &w, .bulk = u};
     exactly(&j, in, want);
     /* Without AMX no number of rows is left to ggml: a prompt's answer would depend on how it is cut. */
     const int most = iwp_gemm_get()->fine ? iwp_bulk_from(u, w.t) - 1 : 8;
     CHECK(most < N && !iwp_bulk_few(u, w.t, most + 1));
-    for (int n = 1; n <= most; n++) CHECK_MSG(iwp_bulk_few(u, w.t, n), "%d rows are not taken", n);
+    for (int n = 1; n <= most; n++)
+        CHECK_MSG(iwp_bulk_few(u, w.t, n) && iwp_bulk_few(u, wide.t, n), "%d rows are not taken",
+                  n);
     for (int n = 1; n <= most; n += n == 1 ? 4 : 3) {
         run(b, &j, in, n, own);
         iwp_backend_size_threads(b, 0); /* one thread */
@@ -145,15 +148,15 @@ static void check_few(struct iwp_backend *b, struct iwp_bulk *u) {
         CHECK_MSG(a < 5e-5 && a < o / 50, "%d rows: %g off, ggml's %g", n, a, o);
         printf("q8_0, %d rows: relative L2 %.6f, ggml's %.5f\n", n, a, o);
     }
-    weight_free(&w), weight_free(&other);
+    weight_free(&w), weight_free(&other), weight_free(&wide);
 }
 
-/* Gate and up of one type, down of another: rows between them are what down needs. */
-static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type,
-                  enum ggml_type type_down) {
+/* Gate, up and down of three types: rows before down are what it needs. */
+static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type_gate,
+                  enum ggml_type type, enum ggml_type type_down) {
     static float in[N * K], own[N * K], ggml[N * K], part[N * K];
     static double want[N * K];
-    struct weight w = weight_new(b, type, K, M), gate = weight_new(b, type, K, FF),
+    struct weight w = weight_new(b, type, K, M), gate = weight_new(b, type_gate, K, FF),
                   up = weight_new(b, type, K, FF), down = weight_new(b, type_down, FF, K);
     for (int i = 0; i < N * K; i++) in[i] = test_normal(&seed);
     CHECK_MSG(iwp_bulk_from(u, w.t) > 0, "%s is not taken", ggml_type_name(type));
@@ -177,8 +180,12 @@ static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type
         const double a = off(own, want, N * m), o = off(ggml, want, N * m);
         CHECK_MSG(a < 7e-3 && (a < 1.01 * o || a < 1e-5), "%s mlp %d: %g off, ggml's %g",
                   ggml_type_name(type), mlp, a, o);
-        printf("%s%s%s: relative L2 %.5f, ggml's %.5f\n", ggml_type_name(type),
-               mlp ? ", down " : "", mlp ? ggml_type_name(type_down) : "", a, o);
+        if (mlp)
+            printf("gate %s, up %s, down %s", ggml_type_name(type_gate), ggml_type_name(type),
+                   ggml_type_name(type_down));
+        else
+            printf("%s", ggml_type_name(type));
+        printf(": relative L2 %.5f, ggml's %.5f\n", a, o);
     }
     weight_free(&w), weight_free(&gate), weight_free(&up), weight_free(&down);
 }
@@ -194,12 +201,14 @@ int main(void) {
     CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2}, &err), 0);
     CHECK_INT(iwp_bulk_new(&u, b, &err), 0);
     if (!u) puts("products of many rows stay with ggml here");
-    for (size_t i = 0; u && i < ALL; i++) check(b, u, types[i], types[i]);
+    for (size_t i = 0; u && i < ALL; i++) check(b, u, types[i], types[i], types[i]);
     if (u) {
-        check(b, u, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K);
-        check(b, u, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0);
-        check(b, u, GGML_TYPE_F16, GGML_TYPE_Q4_0);
-        check(b, u, GGML_TYPE_Q4_0, GGML_TYPE_F16);
+        check(b, u, GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K);
+        check(b, u, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0);
+        check(b, u, GGML_TYPE_F16, GGML_TYPE_F16, GGML_TYPE_Q4_0);
+        check(b, u, GGML_TYPE_Q4_0, GGML_TYPE_Q4_0, GGML_TYPE_F16);
+        check(b, u, GGML_TYPE_Q4_K, GGML_TYPE_Q4_0, GGML_TYPE_Q4_0);
+        check(b, u, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K, GGML_TYPE_Q4_0);
     }
     if (u) check_few(b, u);
     struct weight exact = weight_new(b, GGML_TYPE_F32, K, M);

@@ -4,7 +4,8 @@ if(IWP_ENGINE)
   target_compile_definitions(test_engine_text PRIVATE IWP_LLAMA_BUILD="${IWP_LLAMA_BUILD}")
   foreach(cpu avx2 avx512) # IWP_CPU hides ggml's AMX layout too
     add_test(NAME engine/bulk_${cpu} COMMAND test_engine_bulk)
-    set_tests_properties(engine/bulk_${cpu} PROPERTIES ENVIRONMENT IWP_CPU=${cpu})
+    add_test(NAME engine/cuts_${cpu} COMMAND test_engine_cuts)
+    set_tests_properties(engine/bulk_${cpu} engine/cuts_${cpu} PROPERTIES ENVIRONMENT IWP_CPU=${cpu})
   endforeach()
   add_test(NAME engine/steps_c COMMAND test_engine_steps) # ggml's attention: a graph for every step
   set_tests_properties(engine/steps_c PROPERTIES ENVIRONMENT IWP_CPU=c)
