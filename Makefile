@@ -8,7 +8,7 @@ sources = $(shell git ls-files '*.c' '*.h' 2>/dev/null || find src include tests
 
 LONG_FUZZ_SECONDS ?= 3600
 
-.PHONY: help deps build dev demo test test-tsan test-fuzz test-long cov bench format format-check install clean
+.PHONY: help deps build dev demo test test-tsan test-fuzz test-dist test-long cov bench format format-check install install-dist clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -34,13 +34,17 @@ dev: deps ## build/dev/iwp with sanitizers, warnings are errors
 demo: build ## a question about a photograph with and without pruning; overlay in out/demo.png
 	@scripts/demo
 
-test: format-check test-fuzz test-tsan build dev ## everything, some minutes; ends with CTest's summary
+test: format-check test-fuzz test-tsan test-dist build dev ## everything, some minutes; ends with CTest's summary
 	@echo '== release'; cd build && $(CTEST)
 	@echo '== dev (address and undefined-behaviour sanitizers)'; cd build/dev && $(CTEST)
 
 test-tsan: deps
 	@echo '== tsan'; $(call preset,tsan)
 	@cd build/tsan && $(CTEST) -R '^(unit/pool|unit/log|prune/|cli/demo)'
+
+test-dist: deps
+	@echo '== dist'; $(call preset,dist)
+	@tests/cli/test_install build/dist clang-19 && tests/cli/test_dist build/dist clang-19
 
 FUZZ_SECONDS ?= 10
 test-fuzz: deps
@@ -69,8 +73,12 @@ format-check: deps
 	@bad=$$(for f in $(sources); do clang-format-19 "$$f" | cmp -s - "$$f" || echo "$$f"; done); \
 	    [ -z "$$bad" ] || { echo "not formatted (make format):" $$bad; exit 1; }
 
-install: build ## program, library, headers, pkg-config and CMake files below PREFIX
+install: build ## program, library, headers, pkg-config and CMake files below PREFIX, for this CPU
 	@cmake --install build --prefix $(PREFIX)
+
+install-dist: deps ## the same for all CPUs: ggml once per instruction set, in PREFIX/lib/iwp
+	@$(call preset,dist)
+	@cmake --install build/dist --prefix $(PREFIX)
 
 clean: ## remove build/ and out/
 	@rm -rf build out

@@ -1,10 +1,13 @@
 /* Devices, threads and graph runs: see backend.h. */
+#define _GNU_SOURCE /* dladdr */
 #include "model/backend.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,6 +180,26 @@ static bool ask_cancel(void *ctx) {
     return v->cancel && v->cancel(v->cancel_ctx);
 }
 
+/* Where ggml's backends are libraries of their own they lie beside ggml itself; it would also look into the
+ * current folder. */
+static void load_once(void) {
+    ggml_backend_reg_t (*any)(size_t) = ggml_backend_reg_get;
+    Dl_info info;
+    void *at;
+    memcpy(&at, &any, sizeof at);
+    if (ggml_backend_reg_count() > 0 || !dladdr(at, &info) || !info.dli_fname) return;
+    const char *slash = strrchr(info.dli_fname, '/');
+    char dir[4096];
+    const int n = snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - info.dli_fname) : 0,
+                           info.dli_fname);
+    if (n > 0 && (size_t)n < sizeof dir) ggml_backend_load_all_from_path(dir);
+}
+
+static void load_backends(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load_once);
+}
+
 static int start_cpu(struct iwp_backend *b, const struct iwp_backend_params *p, iwp_err *err) {
     struct priv *v = b->priv;
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -218,6 +241,7 @@ int iwp_backend_new(struct iwp_backend **out, const struct iwp_backend_params *p
     }
     b->priv = v;
     int rc = 0;
+    load_backends();
     if (p->rpc && *p->rpc) IWP_TRY_GOTO(add_rpc(b, p->rpc, err));
     for (size_t i = 0; i < ggml_backend_dev_count() && p->n_gpu != 0; i++) {
         ggml_backend_dev_t dev = ggml_backend_dev_get(i);
