@@ -12,7 +12,7 @@ enum { AT_ONCE = 4 };
 static inline vi pair_of(const uint16_t *p) {
     int32_t x;
     memcpy(&x, p, sizeof x);
-    return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+    return ints(x);
 }
 
 /* 16 columns of a block of k, and their sums. */

@@ -67,7 +67,7 @@ static inline __attribute__((always_inline)) void part8(const int rows, const in
     vi s[8][4];
     _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
         _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
-            (vi){0} + (WIDE8 && !least ? a->start[r + i] : 0);
+            ints(WIDE8 && !least ? a->start[r + i] : 0);
     const int some = at_once8(least);
     _Pragma("GCC unroll 1") for (int k0 = 0; k0 < 8; k0 += some)
         _Pragma("GCC unroll 8") for (int k = k0; k < k0 + some; k++) {
@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) void part8(const int rows, const in
             int32_t four;
             memcpy(&four, a->q[r + i] + 4 * k, sizeof four);
             _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
-                dot8(s[i][v], cols[v], (vi){0} + four);
+                dot8(s[i][v], cols[v], ints(four));
         }
     }
     _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) {

@@ -70,8 +70,6 @@ static void few_pack(struct few_block *to, const float *x, int32_t k) {
     }
 }
 
-static inline vi few_all(int32_t x) { return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-
 /* s + products of four neighbours of k, the signed bytes in each lane of w, with those of a row. */
 ALWAYS void few_dot(vi s[2], vu w, const int32_t x[16], int i) {
 #if DOT_BYTES
@@ -90,8 +88,8 @@ ALWAYS void few_dot(vi s[2], vu w, const int32_t x[16], int i) {
     }
 #else
     typedef int16_t shorts __attribute__((vector_size(64)));
-    s[0] = dot(s[0], (vi)((shorts)((vhh)w << 8) >> 8), few_all(x[2 * i]));
-    s[0] = dot(s[0], (vi)((shorts)w >> 8), few_all(x[2 * i + 1]));
+    s[0] = dot(s[0], (vi)((shorts)((vhh)w << 8) >> 8), ints(x[2 * i]));
+    s[0] = dot(s[0], (vi)((shorts)w >> 8), ints(x[2 * i + 1]));
 #endif
 }
 

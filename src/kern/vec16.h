@@ -24,6 +24,7 @@ static inline vf load(const float *p) {
 }
 static inline void save(float *p, vf v) { memcpy(p, &v, sizeof v); }
 static inline vf all(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static inline vi ints(int32_t x) { return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static inline vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 static inline vf larger(vf a, vf b) { return pick(a > b, a, b); }
 static inline vf smaller(vf a, vf b) { return pick(a < b, a, b); }
