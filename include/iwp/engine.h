@@ -60,7 +60,9 @@ struct iwp_engine_params {
     size_t cache_bytes;        /* of encoded pictures; 0: 512 MB */
     bool no_text;              /* weights only: no vocabulary, no tower (timings) */
     bool plain_weights;        /* no repacked weight layouts, for comparisons */
-    bool map_embeddings; /* they stay in the model's file, which must not change: for short runs */
+    bool embeddings_in_file;   /* and are read from there row by row: for short runs */
+    bool (*cancel)(void *ctx); /* as of iwp_engine_set_cancel, from the loading on; or NULL */
+    void *cancel_ctx;
 };
 IWP_API struct iwp_engine_params iwp_engine_default_params(void);
 
@@ -246,6 +248,7 @@ struct iwp_session_stats {
     int32_t n_reused;               /* prompt rows whose lower layers were not run again */
     int32_t marked;                 /* the last layer whose state this run kept; 0: none yet */
     int64_t row_layers;             /* prompt rows × layers that were run */
+    int64_t row_layers_left; /* those ahead, about: separators may stay besides what is kept */
 };
 IWP_API struct iwp_session_stats iwp_session_stats(const iwp_session *s);
 

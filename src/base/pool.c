@@ -3,17 +3,16 @@
  * A loop is open from its start until the caller finds no index left; a worker joins only while it
  * is open, so a worker that wakes late costs nothing.  Selections are loops of some 20 microseconds in
  * a row: workers look for the next one for a moment before they sleep. */
-#define _GNU_SOURCE /* sched_getaffinity */
 #include "base/pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/cpus.h"
 #include "base/err.h"
 
 enum { SPIN = 4000 };
@@ -110,13 +109,6 @@ void iwp_pool_run(void *pool, void (*fn)(void *arg, int32_t i), void *arg, int32
     while (atomic_load(&p->joined) > 0) pthread_cond_wait(&p->idle, &p->lock);
     pthread_mutex_unlock(&p->lock);
     atomic_flag_clear(&p->busy);
-}
-
-int32_t iwp_cpu_count(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (int32_t)n : 1;
 }
 
 int iwp_pool_new(iwp_pool **out, int32_t n_thread, iwp_err *err) {

@@ -15,12 +15,10 @@
 enum { IWP_POOL_MAX = 256 };
 typedef struct iwp_pool iwp_pool;
 
-/* n_thread counts the caller: 1 starts none.  0 = number of CPUs this process may use. */
+/* n_thread counts the caller: 1 starts none.  0 = iwp_cpu_count(). */
 int iwp_pool_new(iwp_pool **out, int32_t n_thread, iwp_err *err);
 void iwp_pool_free(iwp_pool *p); /* joins; NULL is fine */
 int32_t iwp_pool_threads(const iwp_pool *p);
 void iwp_pool_run(void *pool, void (*fn)(void *arg, int32_t i), void *arg, int32_t n);
-
-int32_t iwp_cpu_count(void);
 
 #endif

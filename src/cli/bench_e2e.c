@@ -79,9 +79,7 @@ static int measure(void *ctx, const struct iwp_params *pp, struct iwp_bench_row 
         const double t0 = iwp_clock_ms();
         IWP_TRY_GOTO(iwp_engine_prompt(b->e, &r, &p, err));
         IWP_TRY_GOTO(iwp_session_begin(s, p, pp, err));
-        while ((rc = iwp_session_step(s, err)) > 0) {
-        }
-        if (rc < 0) goto fail;
+        IWP_TRY_GOTO(iwp_engine_prefill(s, err));
         const double t1 = iwp_clock_ms();
         IWP_TRY_GOTO(iwp_session_generate(s, &g, &answer, err));
         const struct iwp_session_stats st = iwp_session_stats(s);

@@ -90,12 +90,9 @@ struct bench {
 
 static int start(const struct bench *b, const struct iwp_params *pp, iwp_session **s,
                  iwp_err *err) {
-    int rc;
     IWP_TRY(iwp_session_new(s, b->e, &b->sp, err));
     IWP_TRY(iwp_session_begin(*s, b->p, pp, err));
-    while ((rc = iwp_session_step(*s, err)) > 0) {
-    }
-    return rc;
+    return iwp_engine_prefill(*s, err);
 }
 
 /* Tokens per second of all sessions together. */

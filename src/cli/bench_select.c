@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpus.h"
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"

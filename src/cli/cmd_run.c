@@ -103,10 +103,7 @@ int iwp_run_answer(struct iwp_run_job *j, struct iwp_prompt_request *r, bool str
     r->cancel = interrupted;
     IWP_TRY(iwp_engine_prompt(j->e, r, &out->prompt, err));
     IWP_TRY(iwp_session_begin(j->s, out->prompt, j->use_prune ? &j->prune : NULL, err));
-    int rc;
-    while ((rc = iwp_session_step(j->s, err)) > 0)
-        if (iwp_run_interrupts) return iwp_err_set(err, IWP_ECANCELLED, "interrupted");
-    IWP_TRY(rc);
+    IWP_TRY(iwp_engine_prefill(j->s, err));
     const double t1 = iwp_clock_ms();
     const struct iwp_generate_params g = {.n_predict = j->sampling.n_predict,
                                           .ignore_eos = j->sampling.ignore_eos,
@@ -207,9 +204,9 @@ static int open_all(struct iwp_run_job *j, iwp_err *err) {
     const double t0 = iwp_clock_ms();
     struct iwp_engine_params ep;
     IWP_TRY(iwp_model_args_engine(&j->model, &ep, err));
-    ep.map_embeddings = j->args.prompt != NULL; /* a chat may outlive the file */
+    ep.embeddings_in_file = j->args.prompt != NULL; /* a chat may outlive the file */
+    ep.cancel = interrupted;
     IWP_TRY(iwp_engine_open(&j->e, &ep, err));
-    iwp_engine_set_cancel(j->e, interrupted, NULL);
     struct iwp_session_params sp = iwp_model_args_session(&j->model);
     sp.positions = j->positions;
     sp.keep_tensors = j->args.dump != NULL;

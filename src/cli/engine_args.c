@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cpus.h"
 #include "base/err.h"
 #include "base/log.h"
 
@@ -94,6 +95,9 @@ int iwp_model_args_engine(struct iwp_model_args *a, struct iwp_engine_params *p,
     p->chat_template = iwp_model_args_raw(a) ? NULL : a->chat_template;
     p->rpc = a->rpc;
     p->n_thread = a->threads;
+    if (a->threads > iwp_cpu_count())
+        iwp_log(IWP_LOG_WARN, "-t %d: %d CPU%s can be used, and more threads wait for each other",
+                a->threads, iwp_cpu_count(), iwp_cpu_count() == 1 ? "" : "s");
     p->n_gpu = a->n_gpu;
     return 0;
 }
@@ -199,4 +203,18 @@ void iwp_engine_prune_note(const struct iwp_prune_args *a) {
     if (!a->method || strcmp(a->method, "none") == 0 || budget) return;
     iwp_log(IWP_LOG_INFO, "--prune %s without --keep keeps all visual tokens; try --keep 22.2%%",
             a->method);
+}
+
+int iwp_engine_prefill(iwp_session *s, iwp_err *err) {
+    struct iwp_progress meter;
+    const struct iwp_session_stats st = iwp_session_stats(s);
+    const int64_t all = st.row_layers_left;
+    int rc;
+    iwp_progress_start(&meter, "prefill", "rows", st.n_prompt);
+    while ((rc = iwp_session_step(s, err)) > 0) { /* rows as if all layers had all of them */
+        const double left = (double)iwp_session_stats(s).row_layers_left;
+        iwp_progress_set(&meter, (int64_t)((1 - left / (double)all) * st.n_prompt));
+    }
+    iwp_progress_end(&meter);
+    return rc;
 }

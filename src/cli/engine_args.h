@@ -39,4 +39,7 @@ int iwp_engine_prune(const struct iwp_prune_args *a, struct iwp_params *p, bool 
 /* A method without a budget keeps everything, flags of pruning without a method have no effect: says so. */
 void iwp_engine_prune_note(const struct iwp_prune_args *a);
 
+/* All steps of a session that has begun, with a meter. */
+int iwp_engine_prefill(iwp_session *s, iwp_err *err);
+
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cpus.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -72,7 +73,7 @@ int iwp_convert_type(const char *name, iwp_err *err) {
     } types[] = {{"f32", IWP_TYPE_F32},   {"f16", IWP_TYPE_F16},   {"bf16", IWP_TYPE_BF16},
                  {"q8_0", IWP_TYPE_Q8_0}, {"q4_0", IWP_TYPE_Q4_0}, {"q4_k", IWP_TYPE_Q4_K}};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
-        if (strcmp(types[i].name, name) == 0) return types[i].type;
+        if (strcasecmp(types[i].name, name) == 0) return types[i].type;
     return iwp_err_set(err, IWP_EINVAL, "--type %.40s: unknown (f32, f16, bf16, q8_0, q4_0, q4_k)",
                        name);
 }

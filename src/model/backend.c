@@ -180,6 +180,8 @@ static bool ask_cancel(void *ctx) {
     return v->cancel && v->cancel(v->cancel_ctx);
 }
 
+bool iwp_backend_cancelled(const struct iwp_backend *b) { return ask_cancel(b->priv); }
+
 /* Where ggml's backends are libraries of their own they lie beside ggml itself; it would also look into the
  * current folder. */
 static void load_once(void) {
@@ -253,7 +255,7 @@ int iwp_backend_new(struct iwp_backend **out, const struct iwp_backend_params *p
         iwp_log(IWP_LOG_WARN, "-ngl %d: no GPU or RPC device here, all layers stay on the CPU",
                 p->n_gpu);
     b->plain_weights = p->plain_weights;
-    b->keep_map = p->keep_map;
+    b->rows_in_file = p->rows_in_file;
     b->n_gpu = p->n_gpu < 0 ? 1 << 20 : p->n_gpu;
     IWP_TRY_GOTO(start_cpu(b, p, err));
     *out = b;

@@ -25,7 +25,7 @@ struct iwp_backend_params {
     int32_t n_gpu;      /* -ngl: layers on other devices; -1: all when there are any */
     const char *rpc;    /* --rpc: "host:port,host:port" or NULL */
     bool plain_weights; /* no repacked weight layouts (comparisons) */
-    bool keep_map;      /* see IWP_WEIGHT_ROWS */
+    bool rows_in_file;  /* see IWP_WEIGHT_ROWS */
 };
 
 struct iwp_backend {
@@ -36,8 +36,8 @@ struct iwp_backend {
     int32_t n_extra; /* layouts of the CPU that make mul_mat faster, best first */
     ggml_backend_buffer_type_t extra[IWP_BACKEND_MAX_BUFT];
     int32_t n_thread, n_gpu;
-    bool plain_weights, keep_map; /* as asked for */
-    struct iwp_exec exec;         /* our own threads, for selections and preprocessing */
+    bool plain_weights, rows_in_file; /* as asked for */
+    struct iwp_exec exec;             /* our own threads, for selections and preprocessing */
     void *priv;
 };
 
@@ -53,6 +53,7 @@ ggml_backend_buffer_type_t iwp_backend_matmul_buft(const struct iwp_backend *b, 
                                                    const int64_t *ne);
 /* Asked by ggml between nodes on the CPU; true stops the graph (iwp_sched_compute: IWP_ECANCELLED). */
 void iwp_backend_set_cancel(struct iwp_backend *b, bool (*cancel)(void *ctx), void *ctx);
+bool iwp_backend_cancelled(const struct iwp_backend *b);
 
 /* ---- Running graphs ---------------------------------------------------------------------------- */
 

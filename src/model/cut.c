@@ -170,8 +170,8 @@ static int give_embeds(const struct iwp_session *s, struct given *g, iwp_err *er
     g->embeds = malloc((size_t)s->rows.n * d * sizeof *g->embeds);
     IWP_REQUIRE(g->embeds, err, IWP_ENOMEM, "out of memory");
     for (int32_t i = 0; i < s->rows.n; i++)
-        iwp_stream_embed(&s->e->d, s->p, s->rows.src[i], s->rows.visual[i],
-                         g->embeds + (size_t)i * d);
+        IWP_TRY(iwp_stream_embed(&s->e->d, s->p, s->rows.src[i], s->rows.visual[i],
+                                 g->embeds + (size_t)i * d, err));
     g->in.arr[IWP_TENSOR_EMBEDS] = iwp_array_f32(g->embeds, s->rows.n, 1, s->rows.d);
     return 0;
 }

@@ -121,7 +121,8 @@ int iwp_session_dump(const iwp_session *s, const char *path, iwp_err *err) {
     for (int32_t i = 0; i < p->n; i++) {
         const bool visual = p->code[i] == IWP_CODE_VISUAL || p->code[i] == IWP_CODE_SEPARATOR;
         ids[i] = p->id[i];
-        iwp_stream_embed(d, p, i, visual ? nv++ : -1, embeds + (size_t)i * (size_t)D);
+        IWP_TRY_GOTO(
+            iwp_stream_embed(d, p, i, visual ? nv++ : -1, embeds + (size_t)i * (size_t)D, err));
     }
     for (int32_t i = 0; i < s->st.n_kept; i++) keep[i] = s->keep[i];
     add(&l, "input_ids", IWP_ST_I64, 1, S, 0, 0, ids);

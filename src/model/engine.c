@@ -44,8 +44,9 @@ int iwp_engine_open(iwp_engine **out, const struct iwp_engine_params *p, iwp_err
                                           .n_gpu = p->n_gpu,
                                           .rpc = p->rpc,
                                           .plain_weights = p->plain_weights,
-                                          .keep_map = p->map_embeddings};
+                                          .rows_in_file = p->embeddings_in_file};
     IWP_TRY_GOTO(iwp_backend_new(&e->b, &bp, err));
+    iwp_backend_set_cancel(e->b, p->cancel, p->cancel_ctx);
     rc = iwp_decoder_load(&e->d, e->b, model, err);
     if (rc < 0) {
         rc = iwp_err_prefix(err, rc, "%.200s", p->model);

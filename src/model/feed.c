@@ -62,7 +62,8 @@ static int feed(struct iwp_session *const *s, const int32_t *token, int32_t n, i
     for (int32_t i = 0; i < n; i++) {
         int32_t *at = e->lanes.pos + (size_t)i * (size_t)e->d.n_layer;
         IWP_TRY(make_room(s[i], err));
-        iwp_weights_row(e->d.embed, token[i], e->lanes.rows + (size_t)i * (size_t)e->d.d_model);
+        IWP_TRY(iwp_weights_row(e->d.weights, e->d.embed, token[i],
+                                e->lanes.rows + (size_t)i * (size_t)e->d.d_model, err));
         for (int32_t g = 0; g < s[i]->n_segment; g++)
             for (int32_t l = s[i]->segment[g].l0; l < s[i]->segment[g].l1; l++)
                 at[l] = s[i]->segment[g].next_pos + s[i]->n_fed;

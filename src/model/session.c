@@ -619,5 +619,6 @@ struct iwp_session_stats iwp_session_stats(const iwp_session *s) {
     st.keep = s->keep;
     st.scores = s->has_scores ? s->scores : NULL;
     st.n_generated = s->n_fed;
+    st.row_layers_left = iwp_session_left(s);
     return st;
 }

@@ -124,6 +124,8 @@ int32_t iwp_session_mark_at(const struct iwp_session *s);
 /* The kept state of a layer, whole for this prompt; NULL: there is none. */
 const struct iwp_kept *iwp_session_mark(const struct iwp_session *s, int32_t layer);
 void iwp_session_count_flops(struct iwp_session *s);
+/* Rows × layers that the steps ahead will run, as far as the plan knows what a cut keeps. */
+int64_t iwp_session_left(const struct iwp_session *s);
 
 /* feed.c */
 void iwp_engine_free_lanes(iwp_engine *e);

@@ -9,13 +9,11 @@
 
 static bool is_visual(uint8_t c) { return c == IWP_CODE_VISUAL || c == IWP_CODE_SEPARATOR; }
 
-void iwp_stream_embed(const struct iwp_decoder *d, const struct iwp_prompt *p, int32_t row,
-                      int32_t visual, float *out) {
-    if (visual >= 0)
-        memcpy(out, p->visual + (size_t)visual * (size_t)d->d_model,
-               (size_t)d->d_model * sizeof *out);
-    else
-        iwp_weights_row(d->embed, p->id[row], out);
+int iwp_stream_embed(const struct iwp_decoder *d, const struct iwp_prompt *p, int32_t row,
+                     int32_t visual, float *out, iwp_err *err) {
+    if (visual < 0) return iwp_weights_row(d->weights, d->embed, p->id[row], out, err);
+    memcpy(out, p->visual + (size_t)visual * (size_t)d->d_model, (size_t)d->d_model * sizeof *out);
+    return 0;
 }
 
 static int check_prompt(const struct iwp_decoder *d, const struct iwp_prompt *p, iwp_err *err) {
@@ -62,7 +60,12 @@ int iwp_stream_init(struct iwp_stream *r, const struct iwp_decoder *d, const str
         r->src[i] = i;
         r->code[i] = p->code[i];
         r->visual[i] = is_visual(p->code[i]) ? nv++ : -1;
-        iwp_stream_embed(d, p, i, r->visual[i], r->h + (size_t)i * (size_t)r->d);
+        const int rc =
+            iwp_stream_embed(d, p, i, r->visual[i], r->h + (size_t)i * (size_t)r->d, err);
+        if (rc < 0) {
+            iwp_stream_free(r);
+            return rc;
+        }
     }
     for (size_t i = 0; i < n * (size_t)r->n_pos; i++) r->pos[i] = (int32_t)p->pos[i];
     r->next_pos = (int32_t)p->next_pos;

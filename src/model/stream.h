@@ -25,8 +25,8 @@ int iwp_stream_init(struct iwp_stream *r, const struct iwp_decoder *d, const str
 void iwp_stream_free(struct iwp_stream *r); /* frees the parts; a zeroed one is fine */
 
 /* Row `row` of the prompt as it enters the decoder. */
-void iwp_stream_embed(const struct iwp_decoder *d, const struct iwp_prompt *p, int32_t row,
-                      int32_t visual, float *out);
+int iwp_stream_embed(const struct iwp_decoder *d, const struct iwp_prompt *p, int32_t row,
+                     int32_t visual, float *out, iwp_err *err);
 
 /* Merges rows, drops what is not kept, keeps order; sizes become biases; with `compact` the positions
  * are counted anew from 0.  sel numbers the visual rows present in r.  merged: [to][D] by first mention

@@ -23,6 +23,9 @@ struct item {
     const struct item *twin;   /* the same tensor, mapped: this one is made from it; or NULL */
     bool mapped, with_twin;
     void *copy; /* of what was mapped, or NULL */
+    int fd;     /* where its rows are read when they are wanted, or -1 */
+    char *path;
+    uint64_t offset;
 };
 
 /* Tensors that share memory: one device and one layout. */
@@ -45,6 +48,8 @@ struct iwp_weights {
     struct iwp_map *map; /* [n_map] files; those without mapped tensors are not open */
     int32_t n_map;
     size_t bytes;
+    pthread_mutex_t lock; /* over row */
+    uint8_t *row;         /* the longest of those read from files */
 };
 
 int iwp_weights_new(struct iwp_weights **out, struct iwp_backend *b, const struct iwp_gguf *g,
@@ -55,7 +60,10 @@ int iwp_weights_new(struct iwp_weights **out, struct iwp_backend *b, const struc
     (*out)->g = g;
     (*out)->n_map = g->n_part;
     (*out)->map = calloc((size_t)g->n_part, sizeof *(*out)->map);
-    if ((*out)->map) return 0;
+    if ((*out)->map) {
+        pthread_mutex_init(&(*out)->lock, NULL);
+        return 0;
+    }
     free(*out);
     *out = NULL;
     return iwp_err_set(err, IWP_ENOMEM, "out of memory");
@@ -70,8 +78,12 @@ void iwp_weights_free(struct iwp_weights *w) {
     for (int32_t i = 0; i < w->n_item; i++) {
         free(w->item[i].packed);
         free(w->item[i].copy);
+        free(w->item[i].path);
+        if (w->item[i].fd >= 0) close(w->item[i].fd);
     }
     for (int32_t i = 0; i < w->n_map; i++) iwp_map_close(&w->map[i]);
+    pthread_mutex_destroy(&w->lock);
+    free(w->row);
     free(w->map);
     free(w->item);
     free(w);
@@ -148,7 +160,8 @@ int iwp_weights_get(struct iwp_weights *w, const char *name, int n_dims, const i
                                  : ggml_new_tensor(g->ctx, type, src->n_dims, src->ne);
     IWP_REQUIRE(t, err, IWP_ENOMEM, "out of memory");
     ggml_set_name(t, name);
-    w->item[w->n_item++] = (struct item){.src = src, .t = t, .packed = packed, .mapped = mapped};
+    w->item[w->n_item++] =
+        (struct item){.src = src, .t = t, .packed = packed, .mapped = mapped, .fd = -1};
     *out = t;
     return 0;
 }
@@ -274,6 +287,7 @@ static int pack_item(const struct iwp_weights *w, const struct item *it, struct 
         IWP_REQUIRE(r->panel, err, IWP_ENOMEM, "out of memory for tensor %s", it->src->name);
     }
     for (int32_t first = 0; first < p->m; first += IWP_GEMM_SIDE) {
+        IWP_REQUIRE(!iwp_backend_cancelled(w->b), err, IWP_ECANCELLED, "interrupted");
         const int32_t n = p->m - first < IWP_GEMM_SIDE ? p->m - first : IWP_GEMM_SIDE;
         uint8_t *from = type == GGML_TYPE_F32 ? (uint8_t *)r->panel : r->scratch;
         IWP_TRY(read_bytes(w, it->src, r, from, (uint64_t)first * row, (uint64_t)n * row, err));
@@ -297,8 +311,7 @@ static bool is_plain(const struct iwp_weights *w, const struct item *it) {
            ggml_backend_buffer_get_type(it->t->buffer) == w->b->buft[iwp_backend_cpu(w->b)];
 }
 
-/* What is read a row here and a row there needs no memory of its own in a short run, which a virtual machine
- * may have to get from its host first: the file's pages are there already. */
+/* What is read a row here and a row there comes through a map: the file's pages are there already. */
 static int place_mapped(struct iwp_weights *w, iwp_err *err) {
     for (int32_t i = 0; i < w->n_item; i++) {
         const struct item *it = &w->item[i];
@@ -344,6 +357,7 @@ static void find_twins(struct iwp_weights *w) {
 static int load_item(const struct iwp_weights *w, const struct item *it, struct reader *r,
                      iwp_err *err) {
     const struct iwp_gguf_tensor *src = it->src;
+    IWP_REQUIRE(!iwp_backend_cancelled(w->b), err, IWP_ECANCELLED, "interrupted");
     if (it->mapped) return it->with_twin ? 0 : fetch_pages(w, it, err);
     if (it->packed) return pack_item(w, it, r, err);
     const bool same = keeps_type(it);
@@ -406,7 +420,7 @@ static void large_first(struct iwp_weights *w, uint64_t total) {
 }
 
 /* Who lives long must not depend on a file that others may shorten or write over. */
-static int leave_maps(struct iwp_weights *w, iwp_err *err) {
+static int copy_maps(struct iwp_weights *w, iwp_err *err) {
     for (int32_t i = 0; i < w->n_item; i++) {
         struct item *it = &w->item[i];
         if (!it->mapped) continue;
@@ -415,6 +429,28 @@ static int leave_maps(struct iwp_weights *w, iwp_err *err) {
         memcpy(it->copy, it->t->data, (size_t)it->src->size);
         it->t->data = it->copy;
     }
+    for (int32_t i = 0; i < w->n_map; i++) iwp_map_close(&w->map[i]);
+    return 0;
+}
+
+/* A short run needs no memory for rows of which it reads a few, which a virtual machine may have to get from its
+ * host first.  They are read, not mapped: a file that has become shorter is an error then, not a signal. */
+static int stay_in_files(struct iwp_weights *w, iwp_err *err) {
+    size_t most = 0;
+    for (int32_t i = 0; i < w->n_item; i++) {
+        struct item *it = &w->item[i];
+        if (!it->mapped) continue;
+        it->path = strdup(iwp_gguf_tensor_path(w->g, it->src));
+        IWP_REQUIRE(it->path, err, IWP_ENOMEM, "out of memory");
+        it->offset = it->src->offset;
+        it->fd = open(it->path, O_RDONLY | O_CLOEXEC);
+        IWP_REQUIRE(it->fd >= 0, err, IWP_EIO, "%s: %s", it->path, strerror(errno));
+        it->t->data = NULL;
+        if (it->t->nb[1] > most) most = it->t->nb[1];
+        w->bytes -= (size_t)it->src->size;
+    }
+    w->row = malloc(most + 1);
+    IWP_REQUIRE(w->row, err, IWP_ENOMEM, "out of memory");
     for (int32_t i = 0; i < w->n_map; i++) iwp_map_close(&w->map[i]);
     return 0;
 }
@@ -463,13 +499,29 @@ int iwp_weights_load(struct iwp_weights *w, const char *what, iwp_err *err) {
     free(l);
     iwp_log(IWP_LOG_DEBUG, "%s: %.1f MB read by %d threads in %.0f ms", what, (double)total / 1e6,
             n, iwp_clock_ms() - start);
-    return rc < 0 || w->b->keep_map ? rc : leave_maps(w, err);
+    if (rc < 0) return rc;
+    return w->b->rows_in_file ? stay_in_files(w, err) : copy_maps(w, err);
 }
 
-void iwp_weights_row(const struct ggml_tensor *t, int64_t row, float *out) {
-    const char *src = (const char *)t->data + (size_t)row * t->nb[1];
+static void to_floats(const struct ggml_tensor *t, const void *src, float *out) {
     if (t->type == GGML_TYPE_F32)
         memcpy(out, src, (size_t)t->ne[0] * sizeof *out);
     else
         ggml_get_type_traits(t->type)->to_float(src, out, t->ne[0]);
+}
+
+int iwp_weights_row(struct iwp_weights *w, const struct ggml_tensor *t, int64_t row, float *out,
+                    iwp_err *err) {
+    const uint64_t at = (uint64_t)row * t->nb[1];
+    if (t->data) {
+        to_floats(t, (const char *)t->data + at, out);
+        return 0;
+    }
+    const struct item *it = w->item;
+    while (it->t != t) it++;
+    pthread_mutex_lock(&w->lock);
+    const int rc = read_at(it->fd, it->path, w->row, it->offset + at, t->nb[1], err);
+    if (rc >= 0) to_floats(t, w->row, out);
+    pthread_mutex_unlock(&w->lock);
+    return rc;
 }

@@ -17,8 +17,8 @@ enum iwp_weight_use {
     IWP_WEIGHT_OPTIONAL = 2, /* absent: *out is NULL and no error */
     IWP_WEIGHT_F32 = 4,    /* converted to f32 while loading (small f16/bf16 tensors); plain only */
     IWP_WEIGHT_PACKED = 8, /* a matrix for iwp_pack_linear and its kin, see iwp_weights_set_pack */
-    /* Only ever read by iwp_weights_row: no graph may have it.  It comes through a map of the file and stays
-     * there if the backend's keep_map says so; else it is copied, and the file may change. */
+    /* Only ever read by iwp_weights_row: no graph may have it.  Its rows stay in the file if the backend's
+     * rows_in_file says so; else they are copied, and the file may change. */
     IWP_WEIGHT_ROWS = 16,
 };
 
@@ -39,7 +39,8 @@ size_t iwp_weights_bytes(const struct iwp_weights *w);
 /* The first n bytes of a tensor in the file. */
 int iwp_weights_read(const struct iwp_gguf *g, const struct iwp_gguf_tensor *t, void *out, size_t n,
                      iwp_err *err);
-/* Row `row` of a plain CPU tensor as floats, whatever its type: out [t->ne[0]]. */
-void iwp_weights_row(const struct ggml_tensor *t, int64_t row, float *out);
+/* Row `row` of a plain CPU tensor, or of one that stays in its file, as floats, whatever its type: out [t->ne[0]]. */
+int iwp_weights_row(struct iwp_weights *w, const struct ggml_tensor *t, int64_t row, float *out,
+                    iwp_err *err);
 
 #endif

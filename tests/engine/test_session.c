@@ -277,12 +277,26 @@ static iwp_session *open_session(iwp_engine *e, int chunk, enum iwp_kv_type t) {
     return s;
 }
 
+/* What was announced is run, step by step: all of it without a cut, about so much with one (a later chat turn's
+ * steps count no rows). */
 static void finish(iwp_session *s) {
     iwp_err err = {0};
+    const struct iwp_session_stats before = iwp_session_stats(s);
+    int64_t left = before.row_layers_left;
+    bool grew = false;
     int rc;
     while ((rc = iwp_session_step(s, &err)) > 0) {
+        const int64_t now = iwp_session_stats(s).row_layers_left;
+        grew = grew || now > left;
+        left = now;
     }
     CHECK_MSG(rc == 0, "%s", err.msg);
+    const struct iwp_session_stats after = iwp_session_stats(s);
+    const int64_t run = after.row_layers - before.row_layers, said = before.row_layers_left;
+    CHECK_INT(after.row_layers_left, 0);
+    CHECK(!grew || after.n_stage > 0);
+    CHECK_MSG(run == 0 || llabs(run - said) <= (after.n_stage > 0 ? run / 3 : 0),
+              "%lld rows x layers run, %lld announced", (long long)run, (long long)said);
 }
 
 static void run(iwp_session *s, const struct iwp_prompt *p, const struct iwp_params *pp) {

@@ -61,7 +61,17 @@ static void product(struct iwp_backend *b, const char *name, int use, float *y) 
     void *bytes = malloc(n + 1);
     if (twin) CHECK_INT(iwp_weights_read(g, iwp_gguf_find_tensor(g, name), bytes, n, &err), 0);
     iwp_gguf_free(g);
-    if (twin) CHECK(memcmp(bytes, twin->data, n) == 0); /* its map is not the reader's */
+    if (twin) {
+        const struct ggml_type_traits *traits = ggml_get_type_traits(twin->type);
+        float row[COLS], want[COLS];
+        CHECK_INT(iwp_weights_row(w, twin, ROWS - 1, row, &err), 0);
+        const uint8_t *from = (const uint8_t *)bytes + (ROWS - 1) * twin->nb[1];
+        if (twin->type == GGML_TYPE_F32)
+            memcpy(want, from, sizeof want);
+        else
+            traits->to_float(from, want, COLS);
+        CHECK(memcmp(row, want, sizeof row) == 0);
+    }
     free(bytes);
     CHECK_INT(iwp_sched_new(&s, b, 16, &err), 0);
     struct ggml_context *ctx;
@@ -88,9 +98,9 @@ TEST(layouts) {
     static const char *const names[] = {"f32", "f16", "q8_0", "q4_0"};
     struct iwp_backend *b;
     iwp_err err = {0};
-    CHECK_INT(
-        iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2, .keep_map = true}, &err),
-        0);
+    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2, .rows_in_file = true},
+                              &err),
+              0);
     for (int i = 0; i < 4; i++) {
         float plain[ROWS * BATCH], fast[ROWS * BATCH];
         product(b, names[i], IWP_WEIGHT_PLAIN, plain);
@@ -119,13 +129,68 @@ TEST(file_gone) {
     CHECK_INT(iwp_weights_get(w, "q4_0", 2, any, IWP_WEIGHT_ROWS, 0, &t, &err), 0);
     CHECK_MSG(iwp_weights_load(w, "load", &err) == 0, "%s", err.msg);
     iwp_gguf_free(g);
-    iwp_weights_row(t, ROWS - 1, before);
+    CHECK_INT(iwp_weights_row(w, t, ROWS - 1, before, &err), 0);
     CHECK_INT(truncate(path, 0), 0);
-    iwp_weights_row(t, ROWS - 1, after);
+    CHECK_INT(iwp_weights_row(w, t, ROWS - 1, after, &err), 0);
     CHECK(memcmp(before, after, sizeof before) == 0);
     iwp_weights_free(w);
     iwp_backend_free(b);
     write_file();
+}
+
+static bool stop(void *ctx) {
+    (void)ctx;
+    return true;
+}
+
+TEST(cancelled) {
+    struct iwp_backend *b;
+    struct iwp_gguf *g;
+    struct iwp_weights *w;
+    struct ggml_tensor *t;
+    iwp_err err = {0};
+    const int64_t any[2] = {-1, -1};
+    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2}, &err), 0);
+    CHECK_INT(iwp_gguf_open(&g, path, &err), 0);
+    CHECK_INT(iwp_weights_new(&w, b, g, &err), 0);
+    CHECK_INT(iwp_weights_get(w, "q8_0", 2, any, IWP_WEIGHT_MATMUL, 0, &t, &err), 0);
+    iwp_backend_set_cancel(b, stop, NULL);
+    CHECK_INT(iwp_weights_load(w, "load", &err), IWP_ECANCELLED);
+    iwp_weights_free(w);
+    iwp_gguf_free(g);
+    iwp_backend_free(b);
+}
+
+/* Rows that stay in the file are the same, and a file that became shorter is an error. */
+TEST(rows_in_file) {
+    struct iwp_backend *b;
+    struct iwp_gguf *g;
+    struct iwp_weights *w;
+    struct ggml_tensor *t;
+    iwp_err err = {0};
+    const int64_t any[2] = {-1, -1};
+    static const char *const names[] = {"f32", "f16", "q8_0", "q4_0"};
+    float copied[COLS], read[COLS];
+    for (int i = 0; i < 4; i++)
+        for (int in_file = 0; in_file < 2; in_file++) {
+            const struct iwp_backend_params p = {.n_thread = 1, .rows_in_file = in_file};
+            CHECK_INT(iwp_backend_new(&b, &p, &err), 0);
+            CHECK_INT(iwp_gguf_open(&g, path, &err), 0);
+            CHECK_INT(iwp_weights_new(&w, b, g, &err), 0);
+            CHECK_INT(iwp_weights_get(w, names[i], 2, any, IWP_WEIGHT_ROWS, 0, &t, &err), 0);
+            CHECK_MSG(iwp_weights_load(w, "load", &err) == 0, "%s", err.msg);
+            iwp_gguf_free(g);
+            CHECK_INT(iwp_weights_row(w, t, ROWS - 1, in_file ? read : copied, &err), 0);
+            if (in_file) {
+                CHECK(memcmp(read, copied, sizeof read) == 0);
+                CHECK_INT(truncate(path, 64), 0);
+                CHECK_INT(iwp_weights_row(w, t, ROWS - 1, read, &err), IWP_EIO);
+                CHECK_MSG(strstr(err.msg, path) && strstr(err.msg, "ends before"), "%s", err.msg);
+                write_file();
+            }
+            iwp_weights_free(w);
+            iwp_backend_free(b);
+        }
 }
 
 TEST(refused) {
@@ -276,6 +341,8 @@ int main(void) {
     write_file();
     test_layouts();
     test_file_gone();
+    test_rows_in_file();
+    test_cancelled();
     test_refused();
     test_rpc_not_there();
     test_layer_devices();

@@ -1,6 +1,8 @@
 /* The pool: every index once, nested and concurrent loops, many short loops. */
 #include "base/pool.h"
 
+#include "base/cpus.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 
