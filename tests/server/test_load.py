@@ -130,7 +130,7 @@ with folder() as tmp:
     check("default prune", s.chat(asks[0][0])[1]["prune"]["method"] == "iwp")
 
     # ---- one session, many requests of one client, one of another: the other need not wait for all of them
-    one = Server(model, mmproj, "-np", "1", "-c", "20000")
+    one = Server(model, mmproj, "-np", "1", "-c", "200000")
     body = json.dumps(chat_body("count", max_tokens=200, ignore_eos=True)).encode()
     order, asked = [], time.time()
 
@@ -140,10 +140,16 @@ with folder() as tmp:
             while c.recv(65536):
                 pass
         order.append(source)
+    hold = raw(one, {**long, "stream": True})  # takes the session until all the others wait, however fast the machine is
+    check("one runs", wait(lambda: one.metric("requests_processing") == 1))
     with futures.ThreadPoolExecutor(9) as ex:
         many_of_one = [ex.submit(client, "127.0.0.1") for _ in range(8)]
-        check("they wait", wait(lambda: one.metric("requests_deferred") >= 5))
-        ex.submit(client, "127.0.0.2").result()
+        check("they wait", wait(lambda: one.metric("requests_deferred") == 8))
+        other = ex.submit(client, "127.0.0.2")
+        check("the other waits too", wait(lambda: one.metric("requests_deferred") == 9))
+        hold.close()
+        for x in [*many_of_one, other]:
+            x.result()
     check("fair between clients", len(order) == 9 and order.index("127.0.0.2") < 6, order)
     check("slots are free again", wait(lambda: [x["state"] for x in json.loads(one.get("/slots")[1])] == ["idle"]), one.get("/slots")[1])
     check("exit", one.stop()[0] == 0)
