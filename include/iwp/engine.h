@@ -55,7 +55,7 @@ struct iwp_engine_params {
     const char *mmproj;        /* GGUF of the vision tower and projector; NULL: text only */
     const char *chat_template; /* NULL: the one that fits the file */
     const char *rpc;           /* "host:port,…" of ggml RPC servers (trusted networks), or NULL */
-    int32_t n_thread;          /* 0: all CPUs of this process */
+    int32_t n_thread;          /* 0: all CPUs of this process, or what its container leaves it */
     int32_t n_gpu;             /* layers on GPU or RPC devices; -1: all when there are any */
     size_t cache_bytes;        /* of encoded pictures; 0: 512 MB */
     bool no_text;              /* weights only: no vocabulary, no tower (timings) */
@@ -82,8 +82,8 @@ IWP_API struct iwp_engine_info iwp_engine_info(const iwp_engine *e);
 IWP_API int iwp_engine_token_text(const iwp_engine *e, int32_t id, char *buf, int cap);
 IWP_API bool iwp_engine_token_is_end(const iwp_engine *e, int32_t id);
 
-/* Stops whatever the engine computes when cancel(ctx) is true; asked often, must be quick.  Calls then
- * return IWP_ECANCELLED. */
+/* Stops whatever the engine computes when cancel(ctx) is true; asked often, must be quick; while loading several
+ * threads ask.  Calls then return IWP_ECANCELLED. */
 IWP_API void iwp_engine_set_cancel(iwp_engine *e, bool (*cancel)(void *ctx), void *ctx);
 
 /* ---- Prompts --------------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ const struct iwp_opt iwp_model_opts[] = {
     {"-c, --ctx-size", "N", IWP_OPT_INT, AT(ctx), 0, 1 << 28, NULL,
      "tokens the context holds (default 0: what the model was made for)"},
     {"-t, --threads", "N", IWP_OPT_INT, AT(threads), 0, IWP_POOL_MAX, NULL,
-     "threads (default 0: all CPUs)"},
+     "threads (default 0: all CPUs it may use)"},
     {"-tb, --threads-batch", "N", IWP_OPT_INT, AT(threads_batch), 0, IWP_POOL_MAX, NULL,
      "accepted for llama.cpp's habits; -t counts"},
     {"-ub, --ubatch-size", "N", IWP_OPT_INT, AT(chunk), 1, 65536, NULL,

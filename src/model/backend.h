@@ -21,7 +21,7 @@
 enum { IWP_BACKEND_MAX_DEVICE = 32, IWP_BACKEND_MAX_BUFT = 16 };
 
 struct iwp_backend_params {
-    int32_t n_thread;   /* 0: all CPUs of this process */
+    int32_t n_thread;   /* 0: iwp_cpu_count() */
     int32_t n_gpu;      /* -ngl: layers on other devices; -1: all when there are any */
     const char *rpc;    /* --rpc: "host:port,host:port" or NULL */
     bool plain_weights; /* no repacked weight layouts (comparisons) */
@@ -51,7 +51,8 @@ int32_t iwp_backend_layer_device(const struct iwp_backend *b, int32_t l, int32_t
 ggml_backend_buffer_type_t iwp_backend_matmul_buft(const struct iwp_backend *b, int32_t device,
                                                    enum ggml_type type, int n_dims,
                                                    const int64_t *ne);
-/* Asked by ggml between nodes on the CPU; true stops the graph (iwp_sched_compute: IWP_ECANCELLED). */
+/* Asked by ggml between nodes on the CPU, by sessions between steps, and by all readers of weights; true stops them
+ * (IWP_ECANCELLED). */
 void iwp_backend_set_cancel(struct iwp_backend *b, bool (*cancel)(void *ctx), void *ctx);
 bool iwp_backend_cancelled(const struct iwp_backend *b);
 

@@ -600,7 +600,9 @@ int iwp_session_step(iwp_session *s, iwp_err *err) {
     if (!s->running) return 0;
     const double t0 = iwp_clock_ms();
     pthread_mutex_lock(&s->e->lock);
-    int rc = one_step(s, err);
+    /* Graphs ask too, but only where the CPU has a part in them. */
+    int rc = iwp_backend_cancelled(s->e->b) ? iwp_err_set(err, IWP_ECANCELLED, "interrupted")
+                                            : one_step(s, err);
     pthread_mutex_unlock(&s->e->lock);
     s->st.ms_prefill += iwp_clock_ms() - t0;
     if (rc < 0) {

@@ -358,7 +358,7 @@ static int load_item(const struct iwp_weights *w, const struct item *it, struct 
                      iwp_err *err) {
     const struct iwp_gguf_tensor *src = it->src;
     IWP_REQUIRE(!iwp_backend_cancelled(w->b), err, IWP_ECANCELLED, "interrupted");
-    if (it->mapped) return it->with_twin ? 0 : fetch_pages(w, it, err);
+    if (it->mapped) return it->with_twin || w->b->rows_in_file ? 0 : fetch_pages(w, it, err);
     if (it->packed) return pack_item(w, it, r, err);
     const bool same = keeps_type(it);
     if (it->twin) {
