@@ -317,8 +317,9 @@ static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32
     }
     const double e = relative(y, want, (size_t)nq * (size_t)dv);
     /* Large scores carry their rounding into the exponent, and a mean over many keys of one query is small
-     * beside its terms: wider bounds there. */
-    const double bound = (size > 1 || nq == 1 ? 2e-2 : 7e-3) * share(g);
+     * beside its terms: wider bounds there.  So are heads of 8 numbers, a small sample: of 800 draws of 40 queries
+     * plain C in bf16 had a median of 0.35 %, 11 above 0.5 %, none above 0.61 %. */
+    const double bound = (size > 1 || nq == 1 ? 2e-2 : g->fine || d <= 8 ? 7e-3 : 5e-3) * share(g);
     CHECK_MSG(e < bound, "%s attend %d on %d, d %d, rope %d: relative L2 %g", g->name, nq, nk, d,
               rope, e);
     free(x), free(angles), free(y), free(scratch), free(want), free(s), free(q), free(k);
