@@ -61,15 +61,14 @@ static void product(struct iwp_backend *b, const char *name, int use, float *y) 
     void *bytes = malloc(n + 1);
     if (twin) CHECK_INT(iwp_weights_read(g, iwp_gguf_find_tensor(g, name), bytes, n, &err), 0);
     iwp_gguf_free(g);
-    if (twin) {
-        const struct ggml_type_traits *traits = ggml_get_type_traits(twin->type);
+    for (int r = 0; twin && r < ROWS; r++) {
         float row[COLS], want[COLS];
-        CHECK_INT(iwp_weights_row(w, twin, ROWS - 1, row, &err), 0);
-        const uint8_t *from = (const uint8_t *)bytes + (ROWS - 1) * twin->nb[1];
+        CHECK_INT(iwp_weights_row(w, twin, r, row, &err), 0);
+        const uint8_t *from = (const uint8_t *)bytes + (size_t)r * twin->nb[1];
         if (twin->type == GGML_TYPE_F32)
             memcpy(want, from, sizeof want);
         else
-            traits->to_float(from, want, COLS);
+            ggml_get_type_traits(twin->type)->to_float(from, want, COLS);
         CHECK(memcmp(row, want, sizeof row) == 0);
     }
     free(bytes);
@@ -114,27 +113,51 @@ TEST(layouts) {
     iwp_backend_free(b);
 }
 
-/* Once loaded, rows are there whatever becomes of the file. */
-TEST(file_gone) {
+/* One tensor of the file, declared. */
+struct declared {
     struct iwp_backend *b;
     struct iwp_gguf *g;
     struct iwp_weights *w;
     struct ggml_tensor *t;
-    iwp_err err = {0};
+};
+
+static struct declared declare(const char *name, int use, bool rows_in_file) {
+    const struct iwp_backend_params p = {.n_thread = 2, .rows_in_file = rows_in_file};
     const int64_t any[2] = {-1, -1};
+    struct declared d;
+    iwp_err err = {0};
+    CHECK_INT(iwp_backend_new(&d.b, &p, &err), 0);
+    CHECK_MSG(iwp_gguf_open(&d.g, path, &err) == 0, "%s", err.msg);
+    CHECK_INT(iwp_weights_new(&d.w, d.b, d.g, &err), 0);
+    CHECK_MSG(iwp_weights_get(d.w, name, 2, any, use, 0, &d.t, &err) == 0, "%s", err.msg);
+    return d;
+}
+
+/* The reader is needed no longer. */
+static void load(struct declared *d) {
+    iwp_err err = {0};
+    CHECK_MSG(iwp_weights_load(d->w, "load", &err) == 0, "%s", err.msg);
+    iwp_gguf_free(d->g);
+    d->g = NULL;
+}
+
+static void undeclare(struct declared *d) {
+    iwp_weights_free(d->w);
+    iwp_gguf_free(d->g);
+    iwp_backend_free(d->b);
+}
+
+/* Once loaded, rows are there whatever becomes of the file. */
+TEST(file_gone) {
+    iwp_err err = {0};
     float before[COLS], after[COLS];
-    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 1}, &err), 0);
-    CHECK_INT(iwp_gguf_open(&g, path, &err), 0);
-    CHECK_INT(iwp_weights_new(&w, b, g, &err), 0);
-    CHECK_INT(iwp_weights_get(w, "q4_0", 2, any, IWP_WEIGHT_ROWS, 0, &t, &err), 0);
-    CHECK_MSG(iwp_weights_load(w, "load", &err) == 0, "%s", err.msg);
-    iwp_gguf_free(g);
-    CHECK_INT(iwp_weights_row(w, t, ROWS - 1, before, &err), 0);
+    struct declared d = declare("q4_0", IWP_WEIGHT_ROWS, false);
+    load(&d);
+    CHECK_INT(iwp_weights_row(d.w, d.t, ROWS - 1, before, &err), 0);
     CHECK_INT(truncate(path, 0), 0);
-    CHECK_INT(iwp_weights_row(w, t, ROWS - 1, after, &err), 0);
+    CHECK_INT(iwp_weights_row(d.w, d.t, ROWS - 1, after, &err), 0);
     CHECK(memcmp(before, after, sizeof before) == 0);
-    iwp_weights_free(w);
-    iwp_backend_free(b);
+    undeclare(&d);
     write_file();
 }
 
@@ -144,53 +167,33 @@ static bool stop(void *ctx) {
 }
 
 TEST(cancelled) {
-    struct iwp_backend *b;
-    struct iwp_gguf *g;
-    struct iwp_weights *w;
-    struct ggml_tensor *t;
     iwp_err err = {0};
-    const int64_t any[2] = {-1, -1};
-    CHECK_INT(iwp_backend_new(&b, &(struct iwp_backend_params){.n_thread = 2}, &err), 0);
-    CHECK_INT(iwp_gguf_open(&g, path, &err), 0);
-    CHECK_INT(iwp_weights_new(&w, b, g, &err), 0);
-    CHECK_INT(iwp_weights_get(w, "q8_0", 2, any, IWP_WEIGHT_MATMUL, 0, &t, &err), 0);
-    iwp_backend_set_cancel(b, stop, NULL);
-    CHECK_INT(iwp_weights_load(w, "load", &err), IWP_ECANCELLED);
-    iwp_weights_free(w);
-    iwp_gguf_free(g);
-    iwp_backend_free(b);
+    struct declared d = declare("q8_0", IWP_WEIGHT_MATMUL, false);
+    iwp_backend_set_cancel(d.b, stop, NULL);
+    CHECK_INT(iwp_weights_load(d.w, "load", &err), IWP_ECANCELLED);
+    undeclare(&d);
 }
 
 /* Rows that stay in the file are the same, and a file that became shorter is an error. */
 TEST(rows_in_file) {
-    struct iwp_backend *b;
-    struct iwp_gguf *g;
-    struct iwp_weights *w;
-    struct ggml_tensor *t;
-    iwp_err err = {0};
-    const int64_t any[2] = {-1, -1};
     static const char *const names[] = {"f32", "f16", "q8_0", "q4_0"};
+    iwp_err err = {0};
     float copied[COLS], read[COLS];
-    for (int i = 0; i < 4; i++)
-        for (int in_file = 0; in_file < 2; in_file++) {
-            const struct iwp_backend_params p = {.n_thread = 1, .rows_in_file = in_file};
-            CHECK_INT(iwp_backend_new(&b, &p, &err), 0);
-            CHECK_INT(iwp_gguf_open(&g, path, &err), 0);
-            CHECK_INT(iwp_weights_new(&w, b, g, &err), 0);
-            CHECK_INT(iwp_weights_get(w, names[i], 2, any, IWP_WEIGHT_ROWS, 0, &t, &err), 0);
-            CHECK_MSG(iwp_weights_load(w, "load", &err) == 0, "%s", err.msg);
-            iwp_gguf_free(g);
-            CHECK_INT(iwp_weights_row(w, t, ROWS - 1, in_file ? read : copied, &err), 0);
-            if (in_file) {
-                CHECK(memcmp(read, copied, sizeof read) == 0);
-                CHECK_INT(truncate(path, 64), 0);
-                CHECK_INT(iwp_weights_row(w, t, ROWS - 1, read, &err), IWP_EIO);
-                CHECK_MSG(strstr(err.msg, path) && strstr(err.msg, "ends before"), "%s", err.msg);
-                write_file();
-            }
-            iwp_weights_free(w);
-            iwp_backend_free(b);
-        }
+    for (int i = 0; i < 4; i++) {
+        struct declared d = declare(names[i], IWP_WEIGHT_ROWS, false);
+        load(&d);
+        CHECK_INT(iwp_weights_row(d.w, d.t, ROWS - 1, copied, &err), 0);
+        undeclare(&d);
+        d = declare(names[i], IWP_WEIGHT_ROWS, true);
+        load(&d);
+        CHECK_INT(iwp_weights_row(d.w, d.t, ROWS - 1, read, &err), 0);
+        CHECK(memcmp(read, copied, sizeof read) == 0);
+        CHECK_INT(truncate(path, 64), 0);
+        CHECK_INT(iwp_weights_row(d.w, d.t, ROWS - 1, read, &err), IWP_EIO);
+        CHECK_MSG(strstr(err.msg, path) && strstr(err.msg, "ends before"), "%s", err.msg);
+        undeclare(&d);
+        write_file();
+    }
 }
 
 TEST(refused) {
