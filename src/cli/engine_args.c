@@ -95,9 +95,10 @@ int iwp_model_args_engine(struct iwp_model_args *a, struct iwp_engine_params *p,
     p->chat_template = iwp_model_args_raw(a) ? NULL : a->chat_template;
     p->rpc = a->rpc;
     p->n_thread = a->threads;
-    if (a->threads > iwp_cpu_count())
+    const int32_t cpus = iwp_cpu_count();
+    if (a->threads > cpus)
         iwp_log(IWP_LOG_WARN, "-t %d: %d CPU%s can be used, and more threads wait for each other",
-                a->threads, iwp_cpu_count(), iwp_cpu_count() == 1 ? "" : "s");
+                a->threads, cpus, cpus == 1 ? "" : "s");
     p->n_gpu = a->n_gpu;
     return 0;
 }
