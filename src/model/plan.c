@@ -156,13 +156,12 @@ int64_t iwp_session_left(const struct iwp_session *s) {
     for (int32_t i = 0; i < s->rows.n; i++) visual += s->rows.visual[i] >= 0;
     for (int32_t i = s->at_step; i < s->n_step; i++) {
         const struct iwp_step *t = &s->step[i];
-        const int32_t keep = t->kind == IWP_STEP_CUT ? s->stage[t->stage].n_keep : 0;
         if (t->kind == IWP_STEP_RUN) {
             const int64_t done = i == s->at_step && s->at_row > t->first ? s->at_row : t->first;
             left += (rows - done) * (t->l0 < 0 ? s->e->d.n_layer : t->l1 - t->l0);
-        } else if (t->kind == IWP_STEP_CUT && keep < visual) {
-            rows -= visual - keep;
-            visual = keep;
+        } else if (t->kind == IWP_STEP_CUT && s->stage[t->stage].n_keep < visual) {
+            rows -= visual - s->stage[t->stage].n_keep;
+            visual = s->stage[t->stage].n_keep;
         }
     }
     return left;
