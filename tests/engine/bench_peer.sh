@@ -2,6 +2,19 @@
 # bench_peer.sh BUILD LLAMA_BUILD: the comparison with llama-bench runs, prints a row with a ratio and writes it
 # as JSON; the ratio itself is not judged here.  Left out when llama-bench is not built (scripts/build-llama --peers).
 set -eu
+python3 - "$(dirname "$0")/../../scripts/bench-peer" <<'EOF' # times are read, and never counted without those of decoding
+import runpy, sys
+times = runpy.run_path(sys.argv[1])["mtmd_times"]
+said = "I mtmd batch encoding done in 14463 ms\nI image decoded (batch 1/2) in 470 ms\nI image decoded (batch 2/2) in 30 ms\n"
+assert times(said) == (14463, 500)
+for bad in (said[:said.index("I image")], said[:said.index("I image decoded (batch 2")], said[said.index("I image"):]):
+    try:
+        times(bad)
+    except SystemExit as e:
+        assert "printed no" in str(e)
+    else:
+        sys.exit("times were taken from %r" % bad)
+EOF
 [ -x "$2/bin/llama-bench" ] || { echo "no llama-bench: left out (scripts/build-llama --peers)" && exit 77; }
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -24,3 +37,6 @@ kill $! # as Ctrl-C: what was begun goes
 rc=0 && wait $! || rc=$?
 if [ $rc != 130 ] || ls "$tmp"/big.gguf* 2>/dev/null; then echo "make-random-gguf: exit $rc" && exit 1; fi
 python3 -c 'import json, sys; r = json.load(open(sys.argv[1]))["rows"][0]; assert len(r["iwp_all"]) == len(r["llama_cpp_all"]) == 2' "$tmp/all.json"
+out=$("$peer" ttft --build "$1" --shape qwen2-0.5b --tower siglip-0.5b --layers 2 --tower-layers 1 --size 384x384 --keep 50% -r 1 -t 1 --peer-fa 1)
+echo "$out"
+grep -qE '^\| ttft \| qwen2-0.5b q4_0, 384x384, keep 50%, 1 \+ 2 layers .* \| ms \| [0-9.]+ \| [0-9.]+ \| [0-9]+\.[0-9]{2} \|' <<<"$out"
