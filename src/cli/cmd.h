@@ -20,11 +20,13 @@ int iwp_cmd_bench(int argc, char **argv);
 int iwp_bench_machine(int argc, char **argv);
 int iwp_bench_select(int argc, char **argv);
 int iwp_bench_film(int argc, char **argv);
-int iwp_bench_attention(int argc, char **argv); /* builds with the engine */
-int iwp_bench_encode(int argc, char **argv);    /* builds with the engine */
-int iwp_bench_prefill(int argc, char **argv);   /* builds with the engine */
-int iwp_bench_e2e(int argc, char **argv);       /* builds with the engine */
-int iwp_bench_eval(int argc, char **argv);      /* builds with the engine */
+/* The rest builds with the engine. */
+int iwp_bench_attention(int argc, char **argv);
+int iwp_bench_products(int argc, char **argv);
+int iwp_bench_encode(int argc, char **argv);
+int iwp_bench_prefill(int argc, char **argv);
+int iwp_bench_e2e(int argc, char **argv);
+int iwp_bench_eval(int argc, char **argv);
 
 /* Print `iwp CMD: message` and return the exit code.  A flag whose value only the model or a file can
  * judge is still a usage error: _fail knows it by the message, which begins with the flag. */

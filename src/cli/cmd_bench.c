@@ -17,6 +17,8 @@ static const struct {
 #ifdef IWP_HAVE_ENGINE
     {"attention", "attention alone, beside ggml's and the CPU's limits; no model",
      iwp_bench_attention},
+    {"products", "products with a decoder's weights alone, beside ggml's; no model",
+     iwp_bench_products},
     {"encode", "pictures through the vision tower, by size", iwp_bench_encode},
     {"prefill", "prompt processing with and without pruning", iwp_bench_prefill},
     {"e2e", "from a picture's file to the first token", iwp_bench_e2e},

@@ -376,3 +376,15 @@ struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context 
     return ggml_custom_4d(ctx, GGML_TYPE_F32, w->ne[1], x->ne[1], 1, 1, &x, 1, run_few,
                           GGML_N_TASKS_MAX, t);
 }
+
+struct ggml_tensor *iwp_bulk_or_ggml(struct iwp_bulk *u, struct ggml_context *ctx,
+                                     struct ggml_tensor *x, struct ggml_tensor *w,
+                                     struct ggml_tensor *b) {
+    const int32_t from = iwp_bulk_from(u, w);
+    if (from && x->ne[1] >= from)
+        return iwp_bulk_linear(u, ctx, iwp_bulk_rows(u, ctx, x, NULL, 0, iwp_bulk_kind(u, w)), w, b,
+                               NULL);
+    struct ggml_tensor *y = iwp_bulk_few(u, w, x->ne[1]) ? iwp_bulk_few_linear(u, ctx, x, w)
+                                                         : ggml_mul_mat(ctx, w, x);
+    return b ? ggml_add(ctx, y, b) : y;
+}

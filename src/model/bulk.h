@@ -29,6 +29,12 @@ bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n);
 struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                         struct ggml_tensor *x, struct ggml_tensor *w);
 
+/* x [k, n] · w + b: [m, n], by whichever of many, few and ggml's products this number of rows is for.  b may be NULL;
+ * for u NULL ggml's. */
+struct ggml_tensor *iwp_bulk_or_ggml(struct iwp_bulk *u, struct ggml_context *ctx,
+                                     struct ggml_tensor *x, struct ggml_tensor *w,
+                                     struct ggml_tensor *b);
+
 /* n rows of k numbers as an operand of products. */
 struct iwp_bulk_rows {
     struct ggml_tensor *t;

@@ -273,15 +273,7 @@ static bool in_bulk(const struct iwp_decoder_layer *y, const struct ggml_tensor 
 static struct ggml_tensor *linear(const struct iwp_decoder *d, struct ggml_context *ctx,
                                   struct ggml_tensor *w, struct ggml_tensor *b,
                                   struct ggml_tensor *x) {
-    const int32_t from = iwp_bulk_from(d->bulk, w);
-    if (from && x->ne[1] >= from)
-        return iwp_bulk_linear(d->bulk, ctx,
-                               iwp_bulk_rows(d->bulk, ctx, x, NULL, 0, iwp_bulk_kind(d->bulk, w)),
-                               w, b, NULL);
-    struct ggml_tensor *y = iwp_bulk_few(d->bulk, w, x->ne[1])
-                                ? iwp_bulk_few_linear(d->bulk, ctx, x, w)
-                                : ggml_mul_mat(ctx, w, x);
-    return b ? ggml_add(ctx, y, b) : y;
+    return iwp_bulk_or_ggml(d->bulk, ctx, x, w, b);
 }
 
 static struct ggml_tensor *rope(const struct iwp_decoder *d, struct ggml_context *ctx,

@@ -345,6 +345,25 @@ def test_bench_attention():
     check(len(rows) == 4 and all(r["own"] > 0 and r["ggml"] > 0 and r["limit"] > 0 for r in rows), "bench attention: rows")
 
 
+def test_bench_products():
+    if "  products " not in run("bench", "--help").stdout:
+        return  # built without the engine
+    for args, word in ((["--type", "q9"], "q9"), (["--rows", "0"], "--rows"), (["--rows", "1,2x"], "2x"),
+                       (["--shape", "7"], "--shape"), (["--shape", "40x32", "--type", "q4_0"], "32 numbers"),
+                       (["--shape", "32x0"], "--shape")):
+        refused(["bench", "products", *args], 2, word)
+    small = ["bench", "products", "--shape", "256x128", "--rows", "1,70", "--megabytes", "1", "-r", "1", "-t", "2"]
+    got = json.loads(run(*small, "-o", "json").stdout)
+    rows = got["rows"]
+    check(len({r["type"] for r in rows}) == len(rows) / 2 == 12, f"bench products: {len(rows)} rows")
+    check(all(r["own"] > 0 and r["ggml"] > 0 for r in rows), "bench products: rates")
+    check(all(r["own"] == r["ggml"] for r in rows if r["by"] == "ggml"), "bench products: ggml's beside itself")
+    check(all(r["by"] == ("ggml" if got["path"] == "ggml" else "many") for r in rows if r["rows"] == 70 and r["type"] == "q8_0"),
+          f"bench products: {got['path']} beside many rows")
+    plain = run(*small, "--type", "Q8_0", env={"IWP_CPU": "c"}).stdout
+    check(plain.count("| q8_0 |") == 2 and plain.count("| ggml |") == 2, f"bench products: IWP_CPU=c has only ggml's: {plain}")
+
+
 def test_environment():
     base = select("--keep", "0.222")
     check(select(env={"IWP_ARG_KEEP": "22.2%"})["keep_hash"] == base["keep_hash"], "IWP_ARG_KEEP")
