@@ -16,7 +16,7 @@
  * floats; 128 neighbours of k (in attention a whole row of q or k) share a scale, kept behind each block, and a
  * factor is off by at most 2^-12 of the largest they can be, by 2^-16 where one is far above the others.  8 bits
  * would be faster still, but features come out 1.3 to 5 % off (docs/SPEED.md); a decoder's rows are rounded to them
- * where its weights have 4.  Sums are exact to f32.  Results differ between paths of one form by the order of
+ * where its weights have 3 to 6.  Sums are exact to f32.  Results differ between paths of one form by the order of
  * summation only. */
 #ifndef IWP_KERN_GEMM_H
 #define IWP_KERN_GEMM_H
@@ -85,15 +85,17 @@ struct iwp_gemm_attend {
 /* What rows of a decoder's products are: numbers as this path packs them, sums of two such numbers, or bytes. */
 enum iwp_gemm_kind { IWP_GEMM_PLAIN, IWP_GEMM_SPLIT, IWP_GEMM_BYTES };
 
-/* Rows of bytes and weights of 4 bits, blocks of 32 × 32 one behind the other along k; 32 neighbours share a scale. */
+/* Rows of bytes and weights of 3 to 6 bits, blocks of 32 × 32 one behind the other along k; 32 neighbours share a
+ * scale, of weights of 3 and 6 bits 16. */
 struct iwp_gemm_rows8 {
     int8_t q[32][32];         /* row, k */
     float scale[32], sum[32]; /* of a row's numbers */
     int32_t start[32];        /* -8 times the sum of a row's integers */
+    int16_t half[2][32];      /* the sums of 16 of them */
 };
 struct iwp_gemm_cols8 {
     uint8_t q[2][8][16][4];     /* half of the columns, k/4, column, k%4 */
-    float scale[32], least[32]; /* a number is q scale - least */
+    float scale[32], least[32]; /* a number is q scale - least; where 16 share a scale, (q - 32) times one of both */
 };
 
 /* A decoder's weights as ggml holds them, read while they are multiplied.  Its AMX buffers: tiles of 16 columns and
@@ -115,7 +117,10 @@ enum iwp_gemm_form {
     IWP_GEMM_FILE_Q8_0,
     IWP_GEMM_FILE_F16,
     IWP_GEMM_FILE_BF16,
-    IWP_GEMM_FILE
+    IWP_GEMM_FILE_Q3_K,
+    IWP_GEMM_FILE_Q5_K,
+    IWP_GEMM_FILE_Q6_K,
+    IWP_GEMM_FILE /* any other, and all that a path has no form for */
 };
 struct iwp_gemm_tile_size { /* AMX */
     int32_t k;              /* numbers of a column */

@@ -84,22 +84,19 @@ static void read_panels(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_c
     }
 }
 
-/* products() of n rows and columns of the operation's kind. */
-static inline void products_of(const struct iwp_gemm_bulk *op, int32_t panels, float *const c[2],
-                               const char *rows, int32_t n, const char *const cols[2],
-                               struct rests lo, int32_t steps, bool add,
+/* products() of n rows and of columns of one form. */
+static inline void products_of(enum iwp_gemm_kind kind, enum iwp_gemm_form form, int32_t panels,
+                               float *const c[2], const char *rows, int32_t n,
+                               const char *const cols[2], struct rests lo, int32_t steps, bool add,
                                const char *const next[2]) {
 #if BYTES
-    if (op->kind == IWP_GEMM_BYTES) {
+    if (kind == IWP_GEMM_BYTES) {
         const struct iwp_gemm_cols8 *const b[2] = {(const void *)cols[0], (const void *)cols[1]};
-        /* q4_0 panels have their 8 as a minimum too, for where one of the two is q4_K. */
-        const bool least =
-            op->mat.form == IWP_GEMM_Q4_K || (op->gate.w && op->gate.form == IWP_GEMM_Q4_K);
-        products8(panels, c, (const void *)rows, n, b, steps, add, least, next);
+        products8(panels, c, (const void *)rows, n, b, steps, add, cols8_of(form), next);
         return;
     }
 #endif
-    (void)op, (void)n; /* all 32 */
+    (void)kind, (void)form, (void)n; /* all 32 */
     const uint16_t *const b[2] = {(const void *)cols[0], (const void *)cols[1]};
     products(panels, c, (const void *)rows, b, lo, steps, add, next);
 }
@@ -125,7 +122,10 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
                                ((size_t)(r / 32) * (size_t)kt + (size_t)(k0 / 32)) * size.row;
             float *c = sums + (size_t)((r - first) / 32 * panels) * SUMS;
             for (int32_t p = 0, n; p < panels; p += n) {
-                n = PAIRS && p + 1 < panels ? 2 : 1;
+                const struct iwp_gemm_quant *from[2];
+                for (int32_t i = 0; i < 2; i++)
+                    from[i] = p + i < n_cols / 32 ? &op->mat : &op->gate;
+                n = PAIRS && p + 1 < panels && from[0]->form == from[1]->form ? 2 : 1;
                 const struct rests lo = {lo_rows,
                                          rests[p] ? (size_t)panels * panel / sizeof(uint16_t) : 0};
                 float *const to[2] = {c + (size_t)p * SUMS, c + (size_t)(p + 1) * SUMS};
@@ -134,8 +134,8 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
                 for (int32_t i = 0; i < n && r + 32 < last; i++)
                     next[i] = ahead(rows + (size_t)kt * size.row, lo, strip, p + i,
                                     (size_t)steps * (split ? 512 : 256));
-                products_of(op, n, to, rows, last - r < 32 ? last - r : 32, cols, lo, steps, k0 > 0,
-                            (const char *const *)next);
+                products_of(op->kind, from[0]->form, n, to, rows, last - r < 32 ? last - r : 32,
+                            cols, lo, steps, k0 > 0, (const char *const *)next);
             }
             if (k0 + k < k_all) continue;
             if (n_w == 2)

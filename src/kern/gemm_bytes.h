@@ -1,4 +1,4 @@
-/* Rows of 8 bits and weights of 4 (struct iwp_gemm_rows8, iwp_gemm_cols8), for gemm_bulk.h: what packs and reads them;
+/* Rows of 8 bits and weights of 3 to 6 (struct iwp_gemm_rows8, iwp_gemm_cols8), for gemm_bulk.h: what packs and reads them;
  * gemm_dot8.h multiplies.
  *
  * Rows are rounded as ggml rounds them for such weights, by half a percent, where the weights' own rounding was
@@ -22,8 +22,8 @@ struct place8 {
 /* n ≤ FITS8 of them, to bytes.  Where one is no number or infinite, the scale is no number. */
 static inline void put_rows8(const struct place8 *at, int32_t n, vf v[FITS8][2]) {
     vi tops[FITS8];
-    vf sums[FITS8];
-    float scale[FITS8], factor[FITS8], sum[FITS8];
+    vf sums[2][FITS8]; /* of 16 each */
+    float scale[FITS8], factor[FITS8], sum[2][FITS8];
     for (int32_t i = 0; i < FITS8; i++) {
         if (i >= n) v[i][0] = v[i][1] = all(0);
         tops[i] = greater((vi)v[i][0] & 0x7fffffff, (vi)v[i][1] & 0x7fffffff);
@@ -34,20 +34,22 @@ static inline void put_rows8(const struct place8 *at, int32_t n, vf v[FITS8][2])
     save(factor, pick(fits, all(127) / most, all(0)));
     for (int32_t i = 0; i < FITS8; i++) {
         const vf magic = all(12582912.0f); /* 2^23 + 2^22: what is added to it becomes whole */
-        sums[i] = all(0);
         for (int h = 0; h < 2; h++) {
             const vf t = v[i][h] * all(factor[i]) + magic;
-            sums[i] += t - magic;
+            sums[h][i] = t - magic;
             const bytes16 q = __builtin_convertvector((vu)t, bytes16);
             if (i < n) memcpy(at[i].block->q[at[i].row] + 16 * h, &q, sizeof q);
         }
     }
-    save(sum, sums16(sums));
+    for (int h = 0; h < 2; h++) save(sum[h], sums16(sums[h]));
     for (int32_t i = 0; i < n; i++) {
         struct iwp_gemm_rows8 *b = at[i].block;
         b->scale[at[i].row] = scale[i];
-        b->sum[at[i].row] = scale[i] * sum[i];
-        b->start[at[i].row] = sum[i] == sum[i] ? -8 * (int32_t)sum[i] : 0; /* NaN has no integer */
+        const float both = sum[0][i] + sum[1][i];
+        const bool number = both == both; /* else there is no integer */
+        b->sum[at[i].row] = scale[i] * both;
+        b->start[at[i].row] = number ? -8 * (int32_t)both : 0;
+        for (int h = 0; h < 2; h++) b->half[h][at[i].row] = number ? (int16_t)sum[h][i] : 0;
     }
 }
 
@@ -139,7 +141,7 @@ static void read_q4_0(struct iwp_gemm_cols8 *to, const struct iwp_gemm_quant *w,
 
 /* The 6-bit scales and minima of 32 k and 8 columns in 12 bytes: of the upper four columns two bits stand above
  * those of the lower four. */
-static inline void scales_q4_k(float scale[8], float least[8], const uint8_t *p) {
+static inline void scales_k(float scale[8], float least[8], const uint8_t *p) {
     uint32_t s[3];
     memcpy(s, p, sizeof s);
     const uint32_t q[4] = {s[0] & 0x3f3f3f3fu, (s[2] & 0x0f0f0f0fu) | (s[0] >> 2 & 0x30303030u),
@@ -166,8 +168,8 @@ static void read_q4_k(struct iwp_gemm_cols8 *to, const struct iwp_gemm_quant *w,
             const vf d = halves(d16[0]), least = halves(d16[1]);
             for (int g = 0; g < 8; g++) {
                 float s[16], m[16];
-                scales_q4_k(s, m, a + 32 + 12 * g);
-                scales_q4_k(s + 8, m + 8, a + row + 32 + 12 * g);
+                scales_k(s, m, a + 32 + 12 * g);
+                scales_k(s + 8, m + 8, a + row + 32 + 12 * g);
                 save(t[g].scale + 16 * j, d * load(s));
                 save(t[g].least + 16 * j, least * load(m));
             }
@@ -178,9 +180,24 @@ static void read_q4_k(struct iwp_gemm_cols8 *to, const struct iwp_gemm_quant *w,
     }
 }
 
+/* What a panel's numbers are, beside unsigned bytes times a scale. */
+enum cols8 {
+    EIGHTS,     /* less 8, which rows have ready: q4_0 */
+    LEAST,      /* less a minimum, as a float: q4_K */
+    LEAST_WIDE, /* the same, of up to 31: q5_K */
+    TWO_SCALES, /* less 32; `least` is the scale of the second 16 of k: q3_K, q6_K */
+};
+static inline enum cols8 cols8_of(enum iwp_gemm_form form) {
+    switch (form) {
+    case IWP_GEMM_Q4_0: return EIGHTS;
+    case IWP_GEMM_Q4_K: return LEAST;
+    case IWP_GEMM_FILE_Q5_K: return LEAST_WIDE;
+    default: return TWO_SCALES;
+    }
+}
+
 /* c [32][32] = (or +=, when add) rows · columns over n blocks of k, `rows` of 32 (or a few more), for one panel of
- * columns or, where PAIRS says so, two.  Sums start at what takes 8 from every weight of q4_0; with `least` every
- * weight loses its minimum, as a float, instead. */
+ * columns or, where PAIRS says so, two. */
 static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
                       int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
-                      bool least, const char *const next[2]);
+                      enum cols8 kind, const char *const next[2]);

@@ -34,7 +34,7 @@ static void tile(float *c, const uint16_t *a, const uint16_t *b, int32_t n_k32, 
 
 static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
                       int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
-                      bool least, const char *const next[2]) {
+                      enum cols8 kind, const char *const next[2]) {
     (void)next;
     for (int p = 0; p < panels && !add; p++) memset(c[p], 0, SUMS * sizeof **c);
     for (int p = 0; p < panels; p++)
@@ -42,11 +42,20 @@ static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_r
             for (int j = 0; j < 32; j++) {
                 float s = c[p][r * 32 + j];
                 for (int32_t i = 0; i < n; i++) {
-                    int32_t t = least ? 0 : a[i].start[r];
-                    for (int k = 0; k < 32; k++)
-                        t += a[i].q[r][k] * b[p][i].q[j / 16][k / 4][j % 16][k % 4];
-                    s += (float)t * (a[i].scale[r] * b[p][i].scale[j]);
-                    if (least) s -= a[i].sum[r] * b[p][i].least[j];
+                    int32_t t[2];
+                    for (int h = 0; h < 2; h++) {
+                        t[h] = kind == TWO_SCALES ? -32 * a[i].half[h][r] : 0;
+                        for (int k = 16 * h; k < 16 * h + 16; k++)
+                            t[h] += a[i].q[r][k] * b[p][i].q[j / 16][k / 4][j % 16][k % 4];
+                    }
+                    if (kind == TWO_SCALES) {
+                        s += (float)t[0] * (a[i].scale[r] * b[p][i].scale[j]);
+                        s += (float)t[1] * (a[i].scale[r] * b[p][i].least[j]);
+                        continue;
+                    }
+                    const int32_t all = t[0] + t[1] + (kind == EIGHTS ? a[i].start[r] : 0);
+                    s += (float)all * (a[i].scale[r] * b[p][i].scale[j]);
+                    if (kind != EIGHTS) s -= a[i].sum[r] * b[p][i].least[j];
                 }
                 c[p][r * 32 + j] = s;
             }

@@ -48,28 +48,38 @@ static inline vi widen8(vi s) {
 }
 #endif
 
+/* The same in 32 bits, for weights of more than 4: 2 · 127 · 63. */
+static inline vi dot8_far(vi s, vi w, vi x) {
+    return WIDE8 ? dot8(s, w, x) : s + widen8(dot8(ints(0), w, x));
+}
+
 /* k of a block that are multiplied without counting: where registers are plenty all of them, but with minima to
  * take from the sums that was slower. */
-static inline int at_once8(bool least) {
+static inline int at_once8(enum cols8 kind) {
 #if defined(__AVX512F__)
-    return least ? 4 : 8;
+    return kind == EIGHTS ? 8 : 4;
 #else
-    (void)least;
+    (void)kind;
     return 4;
 #endif
 }
 
-/* Rows from r on of a block; `rows`, `vecs` and `least` are constants where this is inlined. */
+/* Rows from r on of a block, over all of its k or, of TWO_SCALES, half h; `rows`, `vecs`, `kind` and h are constants
+ * where this is inlined. */
 static inline __attribute__((always_inline)) void part8(const int rows, const int vecs,
                                                         const struct lane8 *lane,
                                                         const struct iwp_gemm_rows8 *a, int r,
-                                                        const bool least) {
+                                                        const enum cols8 kind, const int h) {
+    const bool far = kind == LEAST_WIDE || kind == TWO_SCALES;
+    const int some = at_once8(kind), from = 4 * h, end = kind == TWO_SCALES ? from + 4 : 8;
     vi s[8][4];
-    _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
-        _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
-            ints(WIDE8 && !least ? a->start[r + i] : 0);
-    const int some = at_once8(least);
-    _Pragma("GCC unroll 1") for (int k0 = 0; k0 < 8; k0 += some)
+    _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {
+        const int32_t first = kind == TWO_SCALES        ? -32 * a->half[h][r + i]
+                              : kind == EIGHTS && WIDE8 ? a->start[r + i]
+                                                        : 0;
+        _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] = ints(first);
+    }
+    _Pragma("GCC unroll 1") for (int k0 = from; k0 < end; k0 += some)
         _Pragma("GCC unroll 8") for (int k = k0; k < k0 + some; k++) {
         vi cols[4];
         _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
@@ -78,16 +88,17 @@ static inline __attribute__((always_inline)) void part8(const int rows, const in
             int32_t four;
             memcpy(&four, a->q[r + i] + 4 * k, sizeof four);
             _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) s[i][v] =
-                dot8(s[i][v], cols[v], ints(four));
+                far ? dot8_far(s[i][v], cols[v], ints(four)) : dot8(s[i][v], cols[v], ints(four));
         }
     }
     _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) {
-        const vf scale = load(lane[v].scale);
+        const vf scale = load(h ? lane[v].least : lane[v].scale);
         _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {
             float *to = lane[v].c + (r + i) * 32;
-            const vi t = widen8(s[i][v]) + (WIDE8 || least ? 0 : a->start[r + i]);
+            const vi t =
+                far ? s[i][v] : widen8(s[i][v]) + (WIDE8 || kind != EIGHTS ? 0 : a->start[r + i]);
             vf y = load(to) + __builtin_convertvector(t, vf) * (all(a->scale[r + i]) * scale);
-            if (least) y -= all(a->sum[r + i]) * load(lane[v].least);
+            if (kind == LEAST || kind == LEAST_WIDE) y -= all(a->sum[r + i]) * load(lane[v].least);
             save(to, y);
         }
     }
@@ -101,7 +112,7 @@ static inline struct lane8 lane8_of(float *c, const struct iwp_gemm_cols8 *b, in
 /* The rows of n blocks and one or (PAIRS) two panels. */
 static inline __attribute__((always_inline)) void
 tiles8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a, int32_t rows,
-       const struct iwp_gemm_cols8 *const b[2], int32_t n, const bool least,
+       const struct iwp_gemm_cols8 *const b[2], int32_t n, const enum cols8 kind,
        const char *const next[2]) {
     for (int32_t k = 0; k < n; k++, a++) {
         const struct lane8 lane[4] = {lane8_of(c[0], b[0] + k, 0), lane8_of(c[0], b[0] + k, 1),
@@ -115,21 +126,30 @@ tiles8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a, int32_
                     __builtin_prefetch((const char *)(b[0] + k + 1) + i, 0, 3);
                     __builtin_prefetch((const char *)(b[1] + k + 1) + i, 0, 3);
                 }
-                part8(4, 4, lane, a, r, least);
+                part8(4, 4, lane, a, r, kind, 0);
+                if (kind == TWO_SCALES) part8(4, 4, lane, a, r, kind, 1);
             }
         else
             for (int r = 0; r < rows; r += TILE_ROWS)
-                for (int v = 0; v < 2; v += TILE_VECS)
-                    part8(TILE_ROWS, TILE_VECS, lane + v, a, r, least);
+                for (int v = 0; v < 2; v += TILE_VECS) {
+                    part8(TILE_ROWS, TILE_VECS, lane + v, a, r, kind, 0);
+                    if (kind == TWO_SCALES) part8(TILE_ROWS, TILE_VECS, lane + v, a, r, kind, 1);
+                }
     }
 }
 
 static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_rows8 *a,
                       int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
-                      bool least, const char *const next[2]) {
+                      enum cols8 kind, const char *const next[2]) {
     for (int i = 0; i < panels && !add; i++) memset(c[i], 0, SUMS * sizeof **c);
-    if (least)
-        tiles8(panels, c, a, rows, b, n, true, next);
-    else
-        tiles8(panels, c, a, rows, b, n, false, next);
+    switch (kind) {
+    case EIGHTS: tiles8(panels, c, a, rows, b, n, EIGHTS, next); break;
+    case LEAST_WIDE:
+        if (!WIDE8) {
+            tiles8(panels, c, a, rows, b, n, LEAST_WIDE, next);
+            break;
+        } /* fall through */
+    case LEAST: tiles8(panels, c, a, rows, b, n, LEAST, next); break;
+    case TWO_SCALES: tiles8(panels, c, a, rows, b, n, TWO_SCALES, next); break;
+    }
 }

@@ -1,19 +1,23 @@
 /* Weights to panels of integers, for gemm_bulk.h: from ggml's CPU_REPACK buffers (gemm_bytes.h) and from rows as
- * files have them (gemm.h).  4-bit numbers stay bytes; q8_0 ones are integers with a scale for 32 neighbours
+ * files have them (gemm.h).  Numbers of 3 to 6 bits stay bytes; q8_0 ones are integers with a scale for 32 neighbours
  * already and are brought to the scale of their run; all others become floats first, a piece at a time. */
 enum {
     FORMS = 1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K | 1 << IWP_GEMM_FILE_Q8_0 |
-            1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 | 1 << IWP_GEMM_FILE,
+            1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 | 1 << IWP_GEMM_FILE_Q3_K |
+            1 << IWP_GEMM_FILE_Q5_K | 1 << IWP_GEMM_FILE_Q6_K | 1 << IWP_GEMM_FILE,
     Q4_0_BYTES = 16 + 128,           /* of 8 columns × 32 k */
     Q4_K_BYTES = 2 * 16 + 96 + 1024, /* of 8 columns × 256 k */
     Q8_0_BYTES = 2 + 32
 };
-#define BYTES  (1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K)
+#define BYTES                                                                                      \
+    (1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K | 1 << IWP_GEMM_FILE_Q3_K | 1 << IWP_GEMM_FILE_Q5_K | \
+     1 << IWP_GEMM_FILE_Q6_K)
 #define ROWS8  pack_rows8
 #define LAYOUT "CPU_REPACK"
 
 #include "kern/gemm_bytes.h"
 #include "kern/gemm_read_file.h"
+#include "kern/gemm_read_k.h"
 
 typedef int8_t chars16 __attribute__((vector_size(16)));
 typedef int16_t shorts16 __attribute__((vector_size(32)));
@@ -88,6 +92,9 @@ static void read_tiles(void *to, const struct iwp_gemm_quant *w, int32_t col, in
         switch (w->form) {
         case IWP_GEMM_Q4_0: read_q4_0(bytes, w, col + j, k0, k); break;
         case IWP_GEMM_Q4_K: read_q4_k(bytes, w, col + j, k0, k); break;
+        case IWP_GEMM_FILE_Q3_K: read_q3_k(bytes, w, col + j, k0, k); break;
+        case IWP_GEMM_FILE_Q5_K: read_q5_k(bytes, w, col + j, k0, k); break;
+        case IWP_GEMM_FILE_Q6_K: read_q6_k(bytes, w, col + j, k0, k); break;
         case IWP_GEMM_FILE_Q8_0: read_q8_0(panel, w, col + j, k0, k); break;
         default: read_floats(panel, w, col + j, k0, k); break;
         }

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "kern/cpu.h"
 #include "kern/gemm.h"
 #include "model/deal.h"
 
@@ -130,16 +131,26 @@ void iwp_bulk_free(struct iwp_bulk *u) {
     free(u);
 }
 
+static enum iwp_gemm_form form_of_file(enum ggml_type type) {
+    switch (type) {
+    case GGML_TYPE_Q8_0: return IWP_GEMM_FILE_Q8_0;
+    case GGML_TYPE_F16: return IWP_GEMM_FILE_F16;
+    case GGML_TYPE_BF16: return IWP_GEMM_FILE_BF16;
+    case GGML_TYPE_Q3_K: return IWP_GEMM_FILE_Q3_K;
+    case GGML_TYPE_Q5_K: return IWP_GEMM_FILE_Q5_K;
+    case GGML_TYPE_Q6_K: return IWP_GEMM_FILE_Q6_K;
+    default: return IWP_GEMM_FILE;
+    }
+}
+
 /* How w lies: false when it is not read here. */
 static bool find_form(struct iwp_bulk *u, const struct ggml_tensor *w, enum iwp_gemm_form *form) {
     const ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(w->buffer);
     const int i = form_of(w->type);
     if (w->ne[0] % IWP_GEMM_SIDE) return false;
     if (buft == u->plain) {
-        *form = w->type == GGML_TYPE_Q8_0   ? IWP_GEMM_FILE_Q8_0
-                : w->type == GGML_TYPE_F16  ? IWP_GEMM_FILE_F16
-                : w->type == GGML_TYPE_BF16 ? IWP_GEMM_FILE_BF16
-                                            : IWP_GEMM_FILE;
+        *form = form_of_file(w->type);
+        if (!(u->g->forms & 1u << *form)) *form = IWP_GEMM_FILE;
         /* f32 ones stay with ggml, which multiplies them without rounding. */
         return (u->g->forms & 1u << *form) && w->type != GGML_TYPE_F32 &&
                ggml_get_type_traits(w->type)->to_float;
@@ -160,9 +171,13 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     case IWP_GEMM_Q4_0: return amx ? 48 : 16;
     case IWP_GEMM_Q8_0:
     case IWP_GEMM_FILE_Q8_0: return 32;
-    case IWP_GEMM_FILE_F16: return amx ? 24 : 48;
-    case IWP_GEMM_FILE_BF16: return amx ? 24 : 64;
-    case IWP_GEMM_FILE: return 64;
+    case IWP_GEMM_FILE_F16: return amx ? 24 : 64;
+    case IWP_GEMM_FILE_BF16: /* ggml's multiply them with instructions for that, twice as fast as others */
+        return amx ? 24 : iwp_cpu_features() & IWP_CPU_BF16 ? 192 : 64;
+    case IWP_GEMM_FILE_Q3_K:
+    case IWP_GEMM_FILE_Q5_K:
+    case IWP_GEMM_FILE_Q6_K: return 16;
+    case IWP_GEMM_FILE: return amx ? 64 : 48;
     default: return amx ? 48 : 32;
     }
 }
@@ -384,7 +399,7 @@ struct ggml_tensor *iwp_bulk_or_ggml(struct iwp_bulk *u, struct ggml_context *ct
     if (from && x->ne[1] >= from)
         return iwp_bulk_linear(u, ctx, iwp_bulk_rows(u, ctx, x, NULL, 0, iwp_bulk_kind(u, w)), w, b,
                                NULL);
-    struct ggml_tensor *y = iwp_bulk_few(u, w, x->ne[1]) ? iwp_bulk_few_linear(u, ctx, x, w)
-                                                         : ggml_mul_mat(ctx, w, x);
+    struct ggml_tensor *y =
+        iwp_bulk_few(u, w, x->ne[1]) ? iwp_bulk_few_linear(u, ctx, x, w) : ggml_mul_mat(ctx, w, x);
     return b ? ggml_add(ctx, y, b) : y;
 }

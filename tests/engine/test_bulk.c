@@ -209,6 +209,8 @@ int main(void) {
         check(b, u, GGML_TYPE_Q4_0, GGML_TYPE_Q4_0, GGML_TYPE_F16);
         check(b, u, GGML_TYPE_Q4_K, GGML_TYPE_Q4_0, GGML_TYPE_Q4_0);
         check(b, u, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K, GGML_TYPE_Q4_0);
+        check(b, u, GGML_TYPE_Q6_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K);
+        check(b, u, GGML_TYPE_Q5_K, GGML_TYPE_Q3_K, GGML_TYPE_Q6_K);
     }
     if (u) check_few(b, u);
     struct weight exact = weight_new(b, GGML_TYPE_F32, K, M);

@@ -5,7 +5,7 @@
  * Everything else rounds factors.  To bf16 (at most 2^-9 each): the error of a result is below 2^-7 of the
  * sum of |products|, and over a whole array relative L2 below 0.5 %; split ones 2^-15 and 0.005 %.  To
  * integers (at most 2^-12 of the largest of 128): 2^-11 and 0.03 %, in attention, which rounds its weights
- * too, 0.04 %.  To bytes, rows of 4-bit weights alone: 0.5 / 127 of the largest of 32.
+ * too, 0.04 %.  To bytes, rows of weights of 3 to 6 bits alone: 0.5 / 127 of the largest of 32.
  * `--bench` prints GFLOP/s of each path instead. */
 #include "test.h"
 
@@ -437,10 +437,84 @@ static uint8_t *file_bf16(int32_t m, int32_t k, double *w) {
     return (uint8_t *)h;
 }
 
+/* q3_K, q5_K, q6_K as in files. */
+static size_t block_of(enum iwp_gemm_form form) {
+    return form == IWP_GEMM_FILE_Q3_K   ? 110
+           : form == IWP_GEMM_FILE_Q5_K ? 176
+           : form == IWP_GEMM_FILE_Q6_K ? 210
+                                        : 0;
+}
+
+static void put_bits(uint8_t *p, int at, int bits) { *p |= (uint8_t)(bits << at); }
+
+/* The 6 bits of scale g, and for q5_K those of a minimum. */
+static void put_scale_k(uint8_t *p, enum iwp_gemm_form form, int g, int scale, int offset) {
+    if (form == IWP_GEMM_FILE_Q6_K) {
+        p[192 + g] = (uint8_t)(int8_t)scale;
+    } else if (form == IWP_GEMM_FILE_Q3_K) { /* 32 more than they are */
+        put_bits(p + 96 + g % 8, g / 8 * 4, (scale + 32) & 15);
+        put_bits(p + 104 + g % 4, g / 4 * 2, (scale + 32) >> 4);
+    } else if (g < 4) {
+        put_bits(p + 4 + g, 0, scale);
+        put_bits(p + 8 + g, 0, offset);
+    } else {
+        put_bits(p + 4 + g - 4, 6, scale >> 4);
+        put_bits(p + 8 + g - 4, 6, offset >> 4);
+        put_bits(p + 12 + g - 4, 0, scale & 15);
+        put_bits(p + 12 + g - 4, 4, offset & 15);
+    }
+}
+
+/* Number i of a block. */
+static void put_number_k(uint8_t *p, enum iwp_gemm_form form, int i, int q) {
+    if (form == IWP_GEMM_FILE_Q5_K) {
+        put_bits(p + 48 + i / 64 * 32 + i % 32, i % 64 / 32 * 4, q & 15);
+        put_bits(p + 16 + i % 32, i / 32, q >> 4);
+    } else if (form == IWP_GEMM_FILE_Q6_K) {
+        put_bits(p + i / 128 * 64 + i % 64, i % 128 / 64 * 4, q & 15);
+        put_bits(p + 128 + i / 128 * 32 + i % 32, i % 128 / 32 * 2, q >> 4);
+    } else {
+        put_bits(p + 32 + i / 128 * 32 + i % 32, i % 128 / 32 * 2, q & 3);
+        put_bits(p + i % 32, i / 32, q >> 2);
+    }
+}
+
+static uint8_t *file_k(enum iwp_gemm_form form, int32_t m, int32_t k, double *w) {
+    const size_t bytes = block_of(form), size = (size_t)(m * (k / 256)) * bytes;
+    const bool five = form == IWP_GEMM_FILE_Q5_K, three = form == IWP_GEMM_FILE_Q3_K;
+    const int len = five ? 32 : 16, most = three ? 7 : five ? 31 : 63;
+    uint8_t *blocks = room(size), *p = blocks;
+    memset(blocks, 0, size);
+    for (int32_t b = 0; b < m * (k / 256); b++, p += bytes) {
+        const double d = (1 + (double)(test_rand(&seed) % 1000)) / 16384,
+                     min = (double)(test_rand(&seed) % 1000) / 16384;
+        const uint16_t hd = half_of(d), hm = half_of(min);
+        const bool full =
+            test_rand(&seed) % 4 == 0; /* the largest of all numbers, for sums' sake */
+        memcpy(p + (five ? 0 : bytes - 2), &hd, 2);
+        if (five) memcpy(p + 2, &hm, 2);
+        for (int g = 0; g < 256 / len; g++) {
+            const int scale = (int)(test_rand(&seed) % (five || three ? 64 : 256)) - (three  ? 32
+                                                                                      : five ? 0
+                                                                                             : 128),
+                      offset = five ? (int)(test_rand(&seed) % 64) : 0;
+            put_scale_k(p, form, g, scale, offset);
+            for (int i = g * len; i < (g + 1) * len; i++) {
+                const int q = full ? most : (int)(test_rand(&seed) % (unsigned)(most + 1));
+                put_number_k(p, form, i, q);
+                w[(size_t)b * 256 + (size_t)i] =
+                    five ? q * d * scale - min * offset : (q - (most + 1) / 2) * d * scale;
+            }
+        }
+    }
+    return blocks;
+}
+
 static struct iwp_gemm_quant quant_of(const uint8_t *w, const float *bias, enum iwp_gemm_form form,
                                       int32_t k, int32_t m) {
+    const size_t row = block_of(form) ? (size_t)(k / 256) * block_of(form) : (size_t)k * 2;
     return (struct iwp_gemm_quant){
-        w, bias, form, k, m, (size_t)k * 2, form == IWP_GEMM_FILE_BF16 ? of_bf16 : of_halves};
+        w, bias, form, k, m, row, form == IWP_GEMM_FILE_BF16 ? of_bf16 : of_halves};
 }
 
 /* Random weights as gemm.h describes them, and what they stand for. */
@@ -449,6 +523,7 @@ static uint8_t *quantised(const struct iwp_gemm *path, enum iwp_gemm_form form, 
     if (form == IWP_GEMM_FILE_Q8_0) return file_q8_0(m, k, w);
     if (form == IWP_GEMM_FILE_F16 || form == IWP_GEMM_FILE) return file_f16(m, k, w);
     if (form == IWP_GEMM_FILE_BF16) return file_bf16(m, k, w);
+    if (block_of(form)) return file_k(form, m, k, w);
     if (strcmp(path->layout, "CPU_REPACK") == 0)
         return form == IWP_GEMM_Q4_K ? repacked_k(m, k, w) : repacked(m, k, w);
     static const int bits[] = {4, 4, 8, 4, 5, 6};
@@ -558,8 +633,9 @@ static double made(const struct iwp_gemm *g, const struct iwp_gemm_bulk *op, int
     const int32_t at = r / 32 * (op->mat.m / 32) + j / 32;
     if (op->out_kind == IWP_GEMM_BYTES) {
         const struct iwp_gemm_rows8 *b = (const struct iwp_gemm_rows8 *)op->out + at;
-        int sum = 0;
-        for (int i = 0; i < 32; i++) sum += b->q[r % 32][i];
+        int sum = 0, half = 0;
+        for (int i = 0; i < 32; i++) sum += b->q[r % 32][i], half += i < 16 ? b->q[r % 32][i] : 0;
+        CHECK(b->half[0][r % 32] == half && b->half[1][r % 32] == sum - half);
         CHECK(b->start[r % 32] == -8 * sum);
         CHECK(fabs((double)b->sum[r % 32] - sum * (double)b->scale[r % 32]) <
               1e-3 * (double)b->scale[r % 32] + 1e-30);
@@ -734,7 +810,7 @@ static void check_quantised(const struct iwp_gemm *g) {
     }
     for (int form = IWP_GEMM_FILE_Q8_0; form <= IWP_GEMM_FILE; form++)
         if (g->forms & 1u << form)
-            check_bulk(g, form, 40, 1376, 96,
+            check_bulk(g, form, 40, block_of(form) ? 1536 : 1376, 96,
                        form != IWP_GEMM_FILE_F16); /* pieces of k, the last one short */
     if (!g->fine) check_bulk(g, IWP_GEMM_FILE_F16, 70, 1376, 160, true);
     check_bulk(g, IWP_GEMM_Q4_0, 1, 32, 64, false);
@@ -797,6 +873,7 @@ static void bench_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     struct iwp_gemm_tile_size z = {32, 16 * 34};
     if (form > IWP_GEMM_FILE_Q8_0) z.bytes = 16 * 64;
     if (form < IWP_GEMM_FILE_Q8_0) z = iwp_gemm_tile_size(form);
+    if (block_of(form)) z.k = 256, z.bytes = 16 * block_of(form);
     const size_t bytes = (size_t)(m / 16 * (k / z.k)) * z.bytes; /* as many in any layout */
     uint8_t *w = room(bytes);
     for (size_t i = 0; i < bytes; i++) w[i] = (uint8_t)(test_rand(&seed) % 60);
@@ -913,6 +990,8 @@ static void bench(const struct iwp_gemm *g) {
     bench_bulk(g, IWP_GEMM_FILE_F16, 512, 3584, 3584, !g->fine);
     bench_bulk(g, IWP_GEMM_FILE_BF16, 512, 3584, 3584, false);
     bench_bulk(g, IWP_GEMM_Q6_K, 512, 3584, 3584, false);
+    for (int form = IWP_GEMM_FILE_Q3_K; form < IWP_GEMM_FILE; form++)
+        bench_bulk(g, form, 512, 3584, 3584, false);
     bench_bulk(g, IWP_GEMM_Q4_0, 512, 3584, 18944, false);
     bench_bulk(g, IWP_GEMM_Q4_0, 512, 18944, 3584, false);
     const int32_t D = 1280, F = 3420, N = 2048;
