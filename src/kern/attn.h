@@ -50,9 +50,10 @@ struct iwp_attn_path {
      * i % (n_head / n_head_kv) of row i / (n_head / n_head_kv). */
     void (*many)(const struct iwp_attn *op, int32_t kv_head, int32_t first, int32_t n,
                  void *scratch);
-    /* All queries of a KV head of the only row against piece `chunk` of the keys. */
-    void (*one)(const struct iwp_attn *op, int32_t kv_head, int32_t chunk, float *part,
-                void *scratch);
+    /* All queries of n KV heads of the only row against piece `chunk` of the keys; the results of a KV head lie
+     * `stride` floats behind those of the one before. */
+    void (*one)(const struct iwp_attn *op, int32_t kv_head, int32_t n, int32_t chunk, float *part,
+                size_t stride, void *scratch);
 };
 
 /* The best path of this CPU (IWP_CPU masks), NULL when it has none but plain C. */
@@ -62,7 +63,7 @@ const struct iwp_attn_path *iwp_attn_path(const char *name);
 /* Head sizes the paths know. */
 static inline bool iwp_attn_fits(int32_t d) { return d >= 16 && d <= 512 && d % 16 == 0; }
 
-/* Bytes for n queries at once, 64-byte aligned; n = 0: for `one`. */
+/* Bytes for n queries at once, 64-byte aligned; n = 0: for `one`, of any number of KV heads. */
 size_t iwp_attn_scratch(const struct iwp_attn *op, int32_t n);
 
 /* A piece's result: for each query head d sums, the largest logit (base 2) and the sum of weights. */

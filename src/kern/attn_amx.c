@@ -6,8 +6,9 @@
  *
  * low numbers follow the high ones of the whole array. */
 #if defined(__x86_64__)
-enum { ONE_KEYS = 4, ONE_HEADS = 4, ONE_VECS = 4 };
 #include "kern/attn_body.h"
+
+#include "kern/attn_one.h"
 #include "kern/tiles.h"
 
 enum { BLOCK = 32 * 32 };

@@ -55,15 +55,16 @@ static void many(const struct iwp_attn *op, int32_t kv_head, int32_t first, int3
     }
 }
 
-static void one(const struct iwp_attn *op, int32_t kv_head, int32_t chunk, float *part,
-                void *scratch) {
+static void one(const struct iwp_attn *op, int32_t kv_head, int32_t n, int32_t chunk, float *part,
+                size_t stride, void *scratch) {
     (void)scratch;
     const int32_t heads = op->n_head / op->n_head_kv, from = chunk * IWP_ATTN_CHUNK;
     const int32_t to = op->n_kv - from < IWP_ATTN_CHUNK ? op->n_kv : from + IWP_ATTN_CHUNK;
-    for (int32_t h = 0; h < heads; h++) {
-        float *y = part + (size_t)h * iwp_attn_part_stride(op->d);
-        attend(op, op->q + (kv_head * heads + h) * op->q_head, kv_head, from, to, y, &y[op->d],
-               &y[op->d + 1]);
+    for (int32_t i = 0; i < n * heads; i++) {
+        float *y =
+            part + (size_t)(i / heads) * stride + (size_t)(i % heads) * iwp_attn_part_stride(op->d);
+        attend(op, op->q + (kv_head * heads + i) * op->q_head, kv_head + i / heads, from, to, y,
+               &y[op->d], &y[op->d + 1]);
         y[op->d] *= 1.44269504f;
     }
 }

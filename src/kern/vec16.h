@@ -184,38 +184,47 @@ static inline vf odds(vf a, vf b) {
     return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-/* Element i is the sum of r[i]. */
-static inline vf sums16(const vf r[16]) {
-    vf t[16];
-    memcpy(t, r, sizeof t);
-    for (int n = 8; n > 0; n /= 2)
-        for (int i = 0; i < n; i++)
-            t[i] = evens(t[2 * i], t[2 * i + 1]) + odds(t[2 * i], t[2 * i + 1]);
-    return t[0];
+/* Half of the numbers of a and b each, in the order that four rounds of FOLD16 put right: words, pairs and twice
+ * quarters of a register, so that no round needs more than one instruction for each. */
+static inline vf fold_lower(vf a, vf b, const int round) {
+    if (round == 0)
+        return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13,
+                                       29);
+    if (round == 1)
+        return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28,
+                                       29);
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
 }
+static inline vf fold_upper(vf a, vf b, const int round) {
+    if (round == 0)
+        return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15,
+                                       31);
+    if (round == 1)
+        return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30,
+                                       31);
+    return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30,
+                                   31);
+}
+#define FOLD16(T, R, OP)                                                                           \
+    T t[16];                                                                                       \
+    memcpy(t, R, sizeof t);                                                                        \
+    for (int round = 0; round < 4; round++)                                                        \
+        for (int i = 0; i < 8 >> round; i++) {                                                     \
+            const vf a = (vf)t[2 * i], b = (vf)t[2 * i + 1]; /* only moved */                      \
+            t[i] = OP((T)fold_lower(a, b, round), (T)fold_upper(a, b, round));                     \
+        }                                                                                          \
+    return t[0]
+
+/* Element i is the sum of r[i]. */
+static inline vf plus(vf a, vf b) { return a + b; }
+static inline vf sums16(const vf r[16]) { FOLD16(vf, r, plus); }
 
 /* Element i is the largest of r[i]. */
-static inline vf tops16(const vf r[16]) {
-    vf t[16];
-    memcpy(t, r, sizeof t);
-    for (int n = 8; n > 0; n /= 2)
-        for (int i = 0; i < n; i++)
-            t[i] = larger(evens(t[2 * i], t[2 * i + 1]), odds(t[2 * i], t[2 * i + 1]));
-    return t[0];
-}
+static inline vf tops16(const vf r[16]) { FOLD16(vf, r, larger); }
 
 /* The same of integers. */
 static inline vi greater(vi a, vi b) { return (vi)pick(a > b, (vf)a, (vf)b); }
-static inline vi greatest16(const vi r[16]) {
-    vi t[16];
-    memcpy(t, r, sizeof t);
-    for (int n = 8; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) {
-            const vf a = (vf)t[2 * i], b = (vf)t[2 * i + 1]; /* only moved */
-            t[i] = greater((vi)evens(a, b), (vi)odds(a, b));
-        }
-    return t[0];
-}
+static inline vi greatest16(const vi r[16]) { FOLD16(vi, r, greater); }
 
 /* The lower 16 bits of a, then those of b. */
 static inline vhh lower_halves(vu a, vu b) {

@@ -33,7 +33,7 @@ struct iwp_attend_node {
     struct iwp_attend *a;
     struct iwp_deal deal;
     int32_t queries; /* per unit; 0: single rows */
-    int32_t pieces;  /* per unit of single rows */
+    int32_t pieces;  /* per unit of single rows: KV heads of a chunk, a divisor of all */
     int32_t n_lane;
     atomic_int *left;   /* [n_lane][G] */
     struct lane lane[]; /* [n_lane] */
@@ -142,20 +142,23 @@ static void run_many(struct iwp_attend_node *n, struct ggml_tensor *y, int ith, 
 static void run_single(struct iwp_attend_node *n, struct ggml_tensor *y, int ith, int nth) {
     const int32_t G = n->a->shape.n_head_kv;
     const size_t size = iwp_attn_part_size(&n->a->shape);
-    for (int32_t u; (u = iwp_deal_take(&n->deal, nth)) >= 0;)
-        for (int32_t piece = u * n->pieces; piece < (u + 1) * n->pieces; piece++) {
-            int32_t i = n->n_lane - 1;
-            while (piece < n->lane[i].first) i--;
-            const struct lane *lane = &n->lane[i];
-            const int32_t g = (piece - lane->first) % G, chunk = (piece - lane->first) / G;
-            const struct iwp_attn op = op_at(&lane->op, y->src[0], y, i);
-            float *part = n->a->part + (size_t)(lane->first + g * lane->chunks) * size;
+    for (int32_t u; (u = iwp_deal_take(&n->deal, nth)) >= 0;) {
+        const int32_t piece = u * n->pieces;
+        int32_t i = n->n_lane - 1;
+        while (piece < n->lane[i].first) i--;
+        const struct lane *lane = &n->lane[i];
+        const int32_t first = (piece - lane->first) % G, chunk = (piece - lane->first) / G;
+        const struct iwp_attn op = op_at(&lane->op, y->src[0], y, i);
+        float *part = n->a->part + (size_t)(lane->first + first * lane->chunks) * size;
+        n->a->path->one(&op, first, n->pieces, chunk, part + (size_t)chunk * size,
+                        (size_t)lane->chunks * size, n->a->memory[ith]);
+        for (int32_t g = first; g < first + n->pieces; g++, part += (size_t)lane->chunks * size) {
             atomic_int *left = &n->left[i * G + g];
-            n->a->path->one(&op, g, chunk, part + (size_t)chunk * size, n->a->memory[ith]);
             if (atomic_fetch_sub(left, 1) > 1) continue;
             iwp_attn_join(&op, g, part);
             atomic_store(left, lane->chunks);
         }
+    }
 }
 
 static void run(struct ggml_tensor *y, int ith, int nth, void *user) {
@@ -198,9 +201,15 @@ void iwp_attend_bind(struct iwp_attend_node *n, const struct iwp_kv_layer *const
         pieces += G * chunks;
         for (int32_t g = 0; g < G; g++) atomic_store(&n->left[i * G + g], chunks);
     }
-    /* Heads share rows of the cache, which are read most evenly by one thread for all of them, as long as
-     * there is enough to go round. */
-    n->pieces = pieces / G >= 4 * a->n_thread ? G : 1;
+    /* Heads share rows of the cache, which are read most evenly by one thread for all of them: as many as leave
+     * no thread waiting for more than an eighth of the time. */
+    n->pieces = G;
+    for (int32_t parts = 1; parts <= G; parts++) {
+        const int32_t units = pieces / G * parts, longest = (units + a->n_thread - 1) / a->n_thread;
+        if (G % parts) continue;
+        n->pieces = G / parts;
+        if (longest * a->n_thread * 8 <= units * 9) break;
+    }
     n->deal.n_unit = pieces / n->pieces;
     reserve(a, iwp_attn_scratch(&a->shape, 0), (size_t)pieces * iwp_attn_part_size(&a->shape));
 }

@@ -108,20 +108,23 @@ static void clean_up(struct scene *c) {
     free(c->q), free(c->k), free(c->v), free(c->bias);
 }
 
-/* All of it, `step` queries at a time. */
+/* All of it, `step` queries at a time; in pieces `step` KV heads. */
 static float *run(const struct iwp_attn_path *p, struct iwp_attn op, int32_t step, bool pieces) {
     const int32_t queries = op.n * (op.n_head / op.n_head_kv), chunks = iwp_attn_chunks(op.n_kv);
+    const size_t size = iwp_attn_part_size(&op), stride = (size_t)chunks * size;
     float *y = room((size_t)(op.n * op.out_row) * 4);
     void *scratch = room(iwp_attn_scratch(&op, pieces ? 0 : step));
     op.out = y;
-    float *part = room((size_t)chunks * iwp_attn_part_size(&op) * 4);
-    for (int32_t g = 0; g < op.n_head_kv; g++) {
-        for (int32_t i = 0; !pieces && i < queries; i += step)
+    float *part = room((size_t)op.n_head_kv * stride * 4);
+    for (int32_t g = 0; !pieces && g < op.n_head_kv; g++)
+        for (int32_t i = 0; i < queries; i += step)
             p->many(&op, g, i, queries - i < step ? queries - i : step, scratch);
-        for (int32_t c = chunks - 1; pieces && c >= 0; c--)
-            p->one(&op, g, c, part + (size_t)c * iwp_attn_part_size(&op), scratch);
-        if (pieces) iwp_attn_join(&op, g, part);
-    }
+    for (int32_t g = 0; pieces && g < op.n_head_kv; g += step)
+        for (int32_t c = chunks - 1; c >= 0; c--)
+            p->one(&op, g, op.n_head_kv - g < step ? op.n_head_kv - g : step, c,
+                   part + (size_t)g * stride + (size_t)c * size, stride, scratch);
+    for (int32_t g = 0; pieces && g < op.n_head_kv; g++)
+        iwp_attn_join(&op, g, part + (size_t)g * stride);
     free(scratch), free(part);
     return y;
 }
@@ -186,7 +189,11 @@ static void check(const struct iwp_attn_path *p, const struct shape *s) {
     /* One row: the last. */
     tail.n = 1;
     tail.q = c.op.q + (s->n - 1) * c.op.q_row;
-    z = run(p, tail, 0, true);
+    z = run(p, tail, s->kv_heads, true);
+    float *each = run(p, tail, 1, true);
+    CHECK_MSG(memcmp(each, z, (size_t)c.op.out_row * 4) == 0, "%s: KV heads one by one differ",
+              p->name);
+    free(each);
     memcpy(y + (s->n - 1) * c.op.out_row, z, (size_t)c.op.out_row * 4);
     worst = 0;
     for (int32_t h = 0; h < s->heads; h++) worst = fmax(worst, error_of(&c, y, s->n - 1, h, w));
@@ -203,7 +210,7 @@ static void check_path(const struct iwp_attn_path *p) {
     int kind = 0;
     for (size_t a = 0; a < sizeof past / sizeof *past; a++)
         for (size_t b = 0; b < sizeof rows / sizeof *rows; b++, kind++) {
-            const int32_t group = kind % 8 + 1, kv_heads = 1 + kind % 2, d = sizes[kind % 6];
+            const int32_t group = kind % 8 + 1, kv_heads = 1 + kind % 3, d = sizes[kind % 6];
             struct shape s = {.n = rows[b],
                               .n_kv = past[a] + rows[b],
                               .heads = group * kv_heads,
@@ -282,7 +289,7 @@ static void bench(const struct iwp_attn_path *p, double peak) {
             volatile uint64_t seen = 0;
             for (int r = 0; r < 6; r++) {
                 const double t0 = now();
-                free(run(p, c.op, 0, true));
+                free(run(p, c.op, s.kv_heads, true));
                 const double t1 = now();
                 seen += iwp_peak_read(c.op.k.data, (bytes / 2) & ~(size_t)63);
                 seen += iwp_peak_read(c.op.v.data, (bytes / 2) & ~(size_t)63);
