@@ -94,8 +94,10 @@ struct iwp_gemm_rows8 {
     int16_t half[2][32];      /* the sums of 16 of them */
 };
 struct iwp_gemm_cols8 {
-    uint8_t q[2][8][16][4];     /* half of the columns, k/4, column, k%4 */
-    float scale[32], least[32]; /* a number is q scale - least; where 16 share a scale, (q - 32) times one of both */
+    uint8_t q[2][8][16][4]; /* half of the columns, k/4, column, k%4 */
+    float scale[32],
+        least
+            [32]; /* a number is q scale - least; where 16 share a scale, (q - 32) times one of both */
 };
 
 /* A decoder's weights as ggml holds them, read while they are multiplied.  Its AMX buffers: tiles of 16 columns and
