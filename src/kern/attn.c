@@ -46,8 +46,8 @@ const struct iwp_attn_path *iwp_attn_path(const char *name) {
 
 size_t iwp_attn_scratch(const struct iwp_attn *op, int32_t n) {
     const size_t wide = iwp_attn_up((size_t)op->d), heads = (size_t)op->n_head;
-    if (n == 0) /* queries, logits, unpacked rows */
-        return (heads * (wide + IWP_ATTN_CHUNK) + IWP_ATTN_STEP * wide) * sizeof(float);
+    if (n == 0) /* queries, logits of up to twice as many heads (LANES), unpacked rows */
+        return (heads * (wide + 2 * IWP_ATTN_CHUNK) + IWP_ATTN_STEP * wide) * sizeof(float);
     return (2 * iwp_attn_up((size_t)n) * (wide + 2) + /* queries, results; maxima, sums, limits */
             2 * IWP_ATTN_KEYS * wide +                /* keys and values */
             2 * IWP_ATTN_KEYS * IWP_ATTN_TILE +       /* scores, weights */

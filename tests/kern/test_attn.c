@@ -1,5 +1,5 @@
 /* Attention on every path of this CPU against double arithmetic: lengths around the blocks of 32 queries,
- * 32 and 128 keys and the pieces of 256, groups of 1 to 8 heads, all cache types, biases.
+ * 32 and 128 keys and the pieces of 256, groups of 1 to 17 heads, up to 40 KV heads, all cache types, biases.
  *
  * Bounds.  An output is a mean of values v with weights w; rounding changes it by at most
  * e (4 + 2 L) sum(w |v|), where L is the largest sum of |q k| scale over a key and e is what a path loses per
@@ -226,6 +226,24 @@ static void check_path(const struct iwp_attn_path *p) {
         }
 }
 
+/* More heads than a group has, and rows so wide that few are taken at a time. */
+static void check_wide(const struct iwp_attn_path *p) {
+    static const int32_t heads[][2] = {{1, 40}, {2, 24}, {3, 20}, {9, 2}, {12, 1}, {17, 3}};
+    static const int32_t keys[] = {1, 3, 6, 255, 261};
+    int kind = 0;
+    for (size_t a = 0; a < sizeof heads / sizeof *heads; a++)
+        for (size_t b = 0; b < sizeof keys / sizeof *keys; b++, kind++)
+            check(p, &(struct shape){.n = 1,
+                                     .n_kv = keys[b],
+                                     .heads = heads[a][0] * heads[a][1],
+                                     .kv_heads = heads[a][1],
+                                     .d = kind % 2 ? 96 : 128,
+                                     .type_k = (enum iwp_attn_type)(kind % 3),
+                                     .type_v = (enum iwp_attn_type)((kind + kind / 3) % 3),
+                                     .size = 1,
+                                     .bias = kind % 4 == 1});
+}
+
 /* ---- timings ------------------------------------------------------------------------------------ */
 
 static double now(void) {
@@ -313,7 +331,7 @@ int main(int argc, char **argv) {
         if (argc > 2 && strcmp(argv[2], paths[i]) != 0) continue;
         fprintf(stderr, "%s: %s\n", paths[i], p ? "here" : "this CPU lacks it");
         if (p && timing) bench(p, peak);
-        if (p && !timing) check_path(p);
+        if (p && !timing) check_path(p), check_wide(p);
     }
     return timing ? 0 : test_done();
 }
