@@ -147,14 +147,10 @@ static int run_once(struct bench *b, bool own, int32_t n, int32_t copies, double
     return 0;
 }
 
-/* Whose product a model takes. */
-static const char *taken(struct bench *b, int32_t n) {
-    const int32_t from = iwp_bulk_from(b->bulk, b->w[0]);
-    return from && n >= from ? "many" : iwp_bulk_few(b->bulk, b->w[0], n) ? "few" : "ggml";
-}
-
-static void print_row(struct bench *b, int32_t n, double own, double ggml) {
-    const char *type = ggml_type_name(b->w[0]->type), *by = taken(b, n);
+static void print_row(struct bench *b, int32_t n, enum iwp_bulk_by taken, double own, double ggml) {
+    static const char *const names[] = {
+        [IWP_BULK_GGML] = "ggml", [IWP_BULK_FEW] = "few", [IWP_BULK_MANY] = "many"};
+    const char *type = ggml_type_name(b->w[0]->type), *by = names[taken];
     if (b->a->output == 1) {
         iwp_json_open_object(&b->json, NULL);
         iwp_json_put_string(&b->json, "type", type);
@@ -175,16 +171,16 @@ static int one_case(struct bench *b, int32_t n, iwp_err *err) {
     enum { ENOUGH = 16 }; /* rows from which on reading weights is no longer what takes the time */
     double own[MAX_RUNS], ggml[MAX_RUNS];
     const int32_t copies = n < ENOUGH ? b->n_copy : (b->n_copy * ENOUGH + n - 1) / n;
-    const bool same = strcmp(taken(b, n), "ggml") == 0;
+    const enum iwp_bulk_by by = iwp_bulk_choose(b->bulk, b->w[0], n);
     for (int32_t r = -1; r < b->a->repeats; r++) { /* once to warm up */
         const int32_t at = r < 0 ? 0 : r;
         IWP_TRY(run_once(b, false, n, copies, &ggml[at], err));
-        if (!same) IWP_TRY(run_once(b, true, n, copies, &own[at], err));
+        if (by != IWP_BULK_GGML) IWP_TRY(run_once(b, true, n, copies, &own[at], err));
     }
     const double work = 2.0 * b->k * b->m * n * copies * 1e-6,
                  t_ggml = iwp_bench_median(ggml, b->a->repeats),
-                 t_own = same ? t_ggml : iwp_bench_median(own, b->a->repeats);
-    print_row(b, n, work / t_own, work / t_ggml);
+                 t_own = by == IWP_BULK_GGML ? t_ggml : iwp_bench_median(own, b->a->repeats);
+    print_row(b, n, by, work / t_own, work / t_ggml);
     return 0;
 }
 

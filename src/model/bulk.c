@@ -198,6 +198,12 @@ bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
            (form == IWP_GEMM_Q8_0 || form == IWP_GEMM_FILE_Q8_0);
 }
 
+enum iwp_bulk_by iwp_bulk_choose(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n) {
+    const int32_t from = iwp_bulk_from(u, w);
+    if (from && n >= from) return IWP_BULK_MANY;
+    return iwp_bulk_few(u, w, n) ? IWP_BULK_FEW : IWP_BULK_GGML;
+}
+
 /* ---- nodes --------------------------------------------------------------------------------------- */
 
 struct node {
@@ -395,11 +401,11 @@ struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context 
 struct ggml_tensor *iwp_bulk_or_ggml(struct iwp_bulk *u, struct ggml_context *ctx,
                                      struct ggml_tensor *x, struct ggml_tensor *w,
                                      struct ggml_tensor *b) {
-    const int32_t from = iwp_bulk_from(u, w);
-    if (from && x->ne[1] >= from)
+    const enum iwp_bulk_by by = iwp_bulk_choose(u, w, x->ne[1]);
+    if (by == IWP_BULK_MANY)
         return iwp_bulk_linear(u, ctx, iwp_bulk_rows(u, ctx, x, NULL, 0, iwp_bulk_kind(u, w)), w, b,
                                NULL);
     struct ggml_tensor *y =
-        iwp_bulk_few(u, w, x->ne[1]) ? iwp_bulk_few_linear(u, ctx, x, w) : ggml_mul_mat(ctx, w, x);
+        by == IWP_BULK_FEW ? iwp_bulk_few_linear(u, ctx, x, w) : ggml_mul_mat(ctx, w, x);
     return b ? ggml_add(ctx, y, b) : y;
 }

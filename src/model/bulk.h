@@ -29,8 +29,10 @@ bool iwp_bulk_few(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n);
 struct ggml_tensor *iwp_bulk_few_linear(struct iwp_bulk *u, struct ggml_context *ctx,
                                         struct ggml_tensor *x, struct ggml_tensor *w);
 
-/* x [k, n] · w + b: [m, n], by whichever of many, few and ggml's products this number of rows is for.  b may be NULL;
- * for u NULL ggml's. */
+/* Whose product n rows are for: ours of many or of few, or ggml's, as for u NULL. */
+enum iwp_bulk_by { IWP_BULK_GGML, IWP_BULK_FEW, IWP_BULK_MANY };
+enum iwp_bulk_by iwp_bulk_choose(struct iwp_bulk *u, const struct ggml_tensor *w, int64_t n);
+/* x [k, n] · w + b: [m, n], by that one.  b may be NULL. */
 struct ggml_tensor *iwp_bulk_or_ggml(struct iwp_bulk *u, struct ggml_context *ctx,
                                      struct ggml_tensor *x, struct ggml_tensor *w,
                                      struct ggml_tensor *b);
