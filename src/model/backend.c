@@ -25,6 +25,7 @@ struct cpu_calls {
     ggml_backend_set_n_threads_t set_n_threads; /* not more than the pool has */
     ggml_backend_dev_get_extra_bufts_t extra_bufts;
     ggml_backend_set_abort_callback_t set_abort;
+    ggml_backend_get_features_t features;
     struct ggml_threadpool *(*pool_new)(struct ggml_threadpool_params *);
     void (*pool_free)(struct ggml_threadpool *);
     void (*set_pool)(ggml_backend_t, ggml_threadpool_t);
@@ -72,6 +73,7 @@ static void bind_cpu(struct cpu_calls *c, ggml_backend_reg_t reg) {
     BIND(c->set_n_threads, "ggml_backend_set_n_threads");
     BIND(c->extra_bufts, "ggml_backend_dev_get_extra_bufts");
     BIND(c->set_abort, "ggml_backend_set_abort_callback");
+    BIND(c->features, "ggml_backend_get_features");
     BIND(c->pool_new, "ggml_threadpool_new");
     BIND(c->pool_free, "ggml_threadpool_free");
     BIND(c->set_pool, "ggml_backend_cpu_set_threadpool");
@@ -273,6 +275,15 @@ void iwp_backend_free(struct iwp_backend *b) {
     iwp_pool_free(v->pool);
     free(v);
     free(b);
+}
+
+bool iwp_backend_cpu_has(const struct iwp_backend *b, const char *feature) {
+    const struct priv *v = b->priv;
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(b->device[iwp_backend_cpu(b)]);
+    const struct ggml_backend_feature *f = v->cpu.features ? v->cpu.features(reg) : NULL;
+    for (; f && f->name; f++)
+        if (strcmp(f->name, feature) == 0) return strcmp(f->value, "0") != 0;
+    return false;
 }
 
 int32_t iwp_backend_layer_device(const struct iwp_backend *b, int32_t l, int32_t n_layer) {

@@ -45,6 +45,9 @@ int iwp_backend_new(struct iwp_backend **out, const struct iwp_backend_params *p
 void iwp_backend_free(struct iwp_backend *b); /* NULL is fine */
 
 static inline int32_t iwp_backend_cpu(const struct iwp_backend *b) { return b->n_device - 1; }
+/* Whether ggml's CPU backend was built with these instructions, by its own name for them ("AVX512_BF16"), and this
+ * CPU has them; IWP_CPU does not hide them. */
+bool iwp_backend_cpu_has(const struct iwp_backend *b, const char *feature);
 /* The device of decoder layer l of n (l = n: the output layer). */
 int32_t iwp_backend_layer_device(const struct iwp_backend *b, int32_t l, int32_t n_layer);
 /* The buffer type for a weight that is only ever the left side of ggml_mul_mat on `device`. */

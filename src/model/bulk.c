@@ -8,7 +8,6 @@
 
 #include "base/err.h"
 #include "base/log.h"
-#include "kern/cpu.h"
 #include "kern/gemm.h"
 #include "model/deal.h"
 
@@ -28,6 +27,7 @@ struct iwp_bulk {
     ggml_backend_buffer_type_t buft;  /* of the layout that g reads; NULL: ggml has it not */
     ggml_backend_buffer_type_t plain; /* of weights as in the file */
     int32_t n_thread;
+    bool ggml_bf16; /* ggml multiplies bf16 with instructions for that, twice as fast as others */
     bool tried[N_FORM], known[N_FORM];
     void **scratch; /* [n_thread] */
 };
@@ -112,6 +112,7 @@ int iwp_bulk_new(struct iwp_bulk **out, const struct iwp_backend *b, iwp_err *er
     u->buft = buft;
     u->plain = b->buft[iwp_backend_cpu(b)];
     u->n_thread = b->n_thread;
+    u->ggml_bf16 = iwp_backend_cpu_has(b, "AVX512_BF16");
     u->scratch = calloc((size_t)u->n_thread, sizeof *u->scratch);
     bool enough = u->scratch != NULL;
     for (int32_t i = 0; enough && i < u->n_thread; i++)
@@ -172,8 +173,7 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     case IWP_GEMM_Q8_0:
     case IWP_GEMM_FILE_Q8_0: return 32;
     case IWP_GEMM_FILE_F16: return amx ? 24 : 64;
-    case IWP_GEMM_FILE_BF16: /* ggml's multiply them with instructions for that, twice as fast as others */
-        return amx ? 24 : iwp_cpu_features() & IWP_CPU_BF16 ? 192 : 64;
+    case IWP_GEMM_FILE_BF16: return amx ? 24 : u->ggml_bf16 ? 192 : 64;
     case IWP_GEMM_FILE_Q3_K:
     case IWP_GEMM_FILE_Q5_K:
     case IWP_GEMM_FILE_Q6_K: return 16;

@@ -3,6 +3,7 @@
  * 8-bit activations (which 4-bit weights have here too, but for the order of sums), than bf16 ones for bf16 weights,
  * and 1e-5 for f16 ones.  Results may not depend on the number of threads nor on which rows go together. */
 #include "model/bulk.h"
+#include "kern/cpu.h"
 #include "kern/gemm.h"
 
 #include <stdlib.h>
@@ -151,6 +152,17 @@ static void check_few(struct iwp_backend *b, struct iwp_bulk *u) {
     weight_free(&w), weight_free(&other), weight_free(&wide);
 }
 
+/* From how many rows on bf16 weights are ours depends on the instructions of ggml's build, which IWP_CPU does not
+ * hide. */
+static void check_bf16(struct iwp_backend *b, struct iwp_bulk *u) {
+    struct weight w = weight_new(b, GGML_TYPE_BF16, K, M);
+    const bool system = strcmp(IWP_GGML_CPU, "system") == 0, /* built elsewhere */
+        has = strcmp(IWP_GGML_CPU, "avx2") != 0 && iwp_cpu_features_all() & IWP_CPU_BF16;
+    if (!system) CHECK_INT(iwp_backend_cpu_has(b, "AVX512_BF16"), has);
+    if (!system && iwp_gemm_get()->fine) CHECK_INT(iwp_bulk_from(u, w.t), has ? 192 : 64);
+    weight_free(&w);
+}
+
 /* Gate, up and down of three types: rows before down are what it needs. */
 static void check(struct iwp_backend *b, struct iwp_bulk *u, enum ggml_type type_gate,
                   enum ggml_type type, enum ggml_type type_down) {
@@ -213,6 +225,7 @@ int main(void) {
         check(b, u, GGML_TYPE_Q5_K, GGML_TYPE_Q3_K, GGML_TYPE_Q6_K);
     }
     if (u) check_few(b, u);
+    if (u) check_bf16(b, u);
     struct weight exact = weight_new(b, GGML_TYPE_F32, K, M);
     CHECK(iwp_bulk_from(u, exact.t) == 0); /* ggml rounds nothing there */
     weight_free(&exact);

@@ -2,6 +2,7 @@
 if(IWP_ENGINE)
   iwp_test_folder(engine LINK iwp_convert iwp_model iwp_media iwp_io iwp_base iwp_llama)
   target_compile_definitions(test_engine_text PRIVATE IWP_LLAMA_BUILD="${IWP_LLAMA_BUILD}")
+  target_compile_definitions(test_engine_bulk PRIVATE IWP_GGML_CPU="$<IF:$<BOOL:${IWP_SYSTEM_LLAMA}>,system,${IWP_LLAMA_CPU}>")
   foreach(cpu avx2 avx512) # IWP_CPU hides ggml's AMX layout too
     add_test(NAME engine/bulk_${cpu} COMMAND test_engine_bulk)
     add_test(NAME engine/cuts_${cpu} COMMAND test_engine_cuts)
