@@ -39,7 +39,7 @@ configure_file(${CMAKE_SOURCE_DIR}/src/cli/version.h.in ${CMAKE_BINARY_DIR}/gene
 file(GLOB cli_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cli/*.c)
 list(REMOVE_ITEM cli_files ${CMAKE_SOURCE_DIR}/src/cli/main.c)
 if(NOT IWP_ENGINE)
-  list(FILTER cli_files EXCLUDE REGEX "/(cmd_run|cmd_serve|cmd_eval|cmd_analyse|run_[a-z]+|engine_args|eval_args|bench_prefill|bench_attention|bench_products|bench_encode|bench_e2e|bench_eval)\\.c$")
+  list(FILTER cli_files EXCLUDE REGEX "/(cmd_run|cmd_serve|cmd_eval|cmd_analyse|run_[a-z]+|engine_args|eval_args|bench_prefill|bench_attention|bench_kernel|bench_products|bench_encode|bench_e2e|bench_eval)\\.c$")
 endif()
 add_library(iwp_cli STATIC ${cli_files})
 if(IWP_ENGINE)

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "cli/bench_kernel.h"
 #include "cli/bench_rows.h"
 #include "kern/cpu.h"
 #include "kern/peak.h"
@@ -139,13 +140,6 @@ static int fma_limit(struct bench *b, double *best, iwp_err *err) {
 
 /* ---- caches ---------------------------------------------------------------------------------------- */
 
-/* A cheap generator; sums of four bytes are round enough. */
-static float noise(uint64_t *s) {
-    *s = *s * 6364136223846793005u + 1442695040888963407u;
-    const uint64_t x = *s >> 32;
-    return (float)((x & 255) + (x >> 8 & 255) + (x >> 16 & 255) + (x >> 24 & 255)) / 147.8f - 3.45f;
-}
-
 static int fill(const struct bench *b, struct ggml_tensor *t, int32_t n, iwp_err *err) {
     const int64_t width = t->ne[0];
     float *x = malloc((size_t)width * (size_t)n * sizeof *x);
@@ -153,7 +147,7 @@ static int fill(const struct bench *b, struct ggml_tensor *t, int32_t n, iwp_err
     uint64_t seed = 7;
     int rc = 0;
     if (!x || !data) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-    for (int64_t i = 0; i < width * n; i++) x[i] = noise(&seed);
+    for (int64_t i = 0; i < width * n; i++) x[i] = iwp_bench_noise(&seed);
     if (t->type == GGML_TYPE_F32)
         memcpy(data, x, (size_t)n * t->nb[1]);
     else
@@ -279,21 +273,14 @@ fail:
 }
 
 static int type_of(const char *name, enum ggml_type *out, iwp_err *err) {
-    static const enum ggml_type types[] = {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_F32};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(ggml_type_name(types[i]), name) == 0) {
-            *out = types[i];
-            return 0;
-        }
-    return iwp_err_set(err, IWP_EINVAL, "--type: no cache is of type '%.20s'", name);
+    static const enum ggml_type known[] = {GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_F32};
+    return iwp_bench_type("cache is", known, sizeof known / sizeof *known, name, out, err);
 }
 
 static int keys_of(const char *text, int32_t rows, int32_t *out, iwp_err *err) {
-    char *end;
-    const long n = strtol(text, &end, 10);
-    IWP_REQUIRE(end != text && *end == '\0' && n >= rows && n <= 1 << 20, err, IWP_EINVAL,
-                "--keys: '%.20s' is no number from %d (-ub) to %d", text, rows, 1 << 20);
-    *out = (int32_t)n;
+    IWP_TRY(iwp_bench_number("--keys", text, '\0', 1 << 20, out, err));
+    IWP_REQUIRE(*out >= rows, err, IWP_EINVAL, "--keys %d: fewer than a chunk has (-ub %d)", *out,
+                rows);
     return 0;
 }
 
@@ -337,7 +324,7 @@ static int run(struct bench *b, int32_t most, iwp_err *err) {
     b->q = malloc(n * sizeof *b->q);
     b->mask = malloc((size_t)a->rows * (size_t)most * sizeof *b->mask);
     IWP_REQUIRE(b->q && b->mask, err, IWP_ENOMEM, "out of memory");
-    for (size_t i = 0; i < n; i++) b->q[i] = noise(&seed);
+    for (size_t i = 0; i < n; i++) b->q[i] = iwp_bench_noise(&seed);
     if (a->output == 1) {
         iwp_json_open_object(&b->json, NULL);
         iwp_json_put_string(&b->json, "path", iwp_attend_name(b->attend));

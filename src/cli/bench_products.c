@@ -5,10 +5,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "cli/bench_kernel.h"
 #include "cli/bench_rows.h"
 #include "kern/gemm.h"
 #include "model/bulk.h"
@@ -24,7 +24,7 @@ struct args {
 #define AT(field) offsetof(struct args, field)
 static const struct iwp_opt bench_opts[] = {
     {"--type", "TYPE,…", IWP_OPT_COMMAS, AT(type), 0, 0, NULL,
-     "types of weights (default all that are multiplied here: f16, q4_0, q4_k, …)"},
+     "types of weights (default f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k to q6_k)"},
     {"--rows", "N,…", IWP_OPT_COMMAS, AT(rows), 0, 0, NULL,
      "rows at a time (default 1,4,16,32,64,128,512)"},
     {"--shape", "KxM", IWP_OPT_TEXT, AT(shape), 0, 0, NULL,
@@ -75,11 +75,6 @@ struct bench {
 
 /* ---- weights --------------------------------------------------------------------------------------- */
 
-static float noise(uint64_t *s) {
-    *s = *s * 6364136223846793005u + 1442695040888963407u;
-    return (float)(*s >> 40) * 0x1p-23f - 1;
-}
-
 /* Some columns, again and again: converting all of them would take longer than the products. */
 static int fill(const struct bench *b, iwp_err *err) {
     enum { COLS = 64 };
@@ -90,7 +85,7 @@ static int fill(const struct bench *b, iwp_err *err) {
     uint64_t seed = 7;
     int rc = 0;
     if (!x || !data) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-    for (int64_t i = 0; i < (int64_t)b->k * COLS; i++) x[i] = noise(&seed) * 0.05f;
+    for (int64_t i = 0; i < (int64_t)b->k * COLS; i++) x[i] = iwp_bench_noise(&seed) * 0.05f;
     ggml_quantize_chunk(t->type, x, data, 0, COLS, b->k, NULL);
     for (int32_t i = COLS; i < b->m; i += COLS)
         memcpy(data + (size_t)i * col, data, (size_t)(b->m - i < COLS ? b->m - i : COLS) * col);
@@ -186,37 +181,19 @@ static int one_case(struct bench *b, int32_t n, iwp_err *err) {
 
 /* ---- arguments ------------------------------------------------------------------------------------- */
 
-static int type_of(const char *name, enum ggml_type *out, iwp_err *err) {
-    for (int i = 0; i < N_TYPE; i++)
-        if (strcasecmp(ggml_type_name(known[i]), name) == 0) {
-            *out = known[i];
-            return 0;
-        }
-    return iwp_err_set(err, IWP_EINVAL, "--type: no weights are of type '%.20s'", name);
-}
-
-static int number(const char *flag, const char *text, char end, int32_t most, int32_t *out,
-                  iwp_err *err) {
-    char *stop;
-    const long n = strtol(text, &stop, 10);
-    IWP_REQUIRE(stop != text && *stop == end && n > 0 && n <= most, err, IWP_EINVAL,
-                "%s: '%.20s' is no number from 1 to %d", flag, text, most);
-    *out = (int32_t)n;
-    return 0;
-}
-
 static int check(struct bench *b, iwp_err *err) {
     static const int32_t usual[] = {1, 4, 16, 32, 64, 128, 512};
     const struct args *a = b->a;
     const char *shape = a->shape ? a->shape : "3584x3584", *x = strchr(shape, 'x');
     IWP_REQUIRE(x, err, IWP_EINVAL, "--shape: '%.20s' is not two numbers like 896x4864", shape);
-    IWP_TRY(number("--shape", shape, 'x', MAX_SIDE, &b->k, err));
-    IWP_TRY(number("--shape", x + 1, '\0', MAX_SIDE, &b->m, err));
+    IWP_TRY(iwp_bench_number("--shape", shape, 'x', MAX_SIDE, &b->k, err));
+    IWP_TRY(iwp_bench_number("--shape", x + 1, '\0', MAX_SIDE, &b->m, err));
     IWP_REQUIRE(a->type.n <= MOST && a->rows.n <= MOST, err, IWP_EINVAL,
                 "more than %d types or numbers of rows", MOST);
-    for (int32_t i = 0; i < a->type.n; i++) IWP_TRY(type_of(a->type.at[i], &b->type[i], err));
+    for (int32_t i = 0; i < a->type.n; i++)
+        IWP_TRY(iwp_bench_type("weights are", known, N_TYPE, a->type.at[i], &b->type[i], err));
     for (int32_t i = 0; i < a->rows.n; i++)
-        IWP_TRY(number("--rows", a->rows.at[i], '\0', MAX_ROWS, &b->rows[i], err));
+        IWP_TRY(iwp_bench_number("--rows", a->rows.at[i], '\0', MAX_ROWS, &b->rows[i], err));
     b->n_type = a->type.n ? a->type.n : N_TYPE;
     b->n_rows = a->rows.n ? a->rows.n : (int32_t)(sizeof usual / sizeof usual[0]);
     if (!a->type.n) memcpy(b->type, known, sizeof known);
@@ -239,7 +216,7 @@ static int run(struct bench *b, iwp_err *err) {
     const size_t n = (size_t)b->most * (size_t)b->k;
     b->x = malloc(n * sizeof *b->x);
     IWP_REQUIRE(b->x, err, IWP_ENOMEM, "out of memory");
-    for (size_t i = 0; i < n; i++) b->x[i] = noise(&seed);
+    for (size_t i = 0; i < n; i++) b->x[i] = iwp_bench_noise(&seed);
     const char *path = b->bulk ? iwp_gemm_get()->name : "ggml";
     if (a->output == 1) {
         iwp_json_open_object(&b->json, NULL);

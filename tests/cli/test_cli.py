@@ -334,7 +334,7 @@ def test_bench_machine():
 def test_bench_attention():
     if "  attention " not in run("bench", "--help").stdout:
         return  # built without the engine
-    for args, word in ((["--keys", "8"], "--keys"), (["--type", "q4_0"], "q4_0"), (["--heads", "3"], "--heads")):
+    for args, word in ((["--keys", "8"], "--keys"), (["--type", "q4_0"], "f16, q8_0, f32"), (["--heads", "3"], "--heads")):
         refused(["bench", "attention", *args], 2, word)
     refused(["bench", "attention"], 1, "IWP_CPU=c has no attention of our own", env={"IWP_CPU": "c"})
     small = run("bench", "attention", "--heads", "4", "--kv-heads", "2", "--head-size", "32", "--keys", "40",
@@ -348,7 +348,7 @@ def test_bench_attention():
 def test_bench_products():
     if "  products " not in run("bench", "--help").stdout:
         return  # built without the engine
-    for args, word in ((["--type", "q9"], "q9"), (["--rows", "0"], "--rows"), (["--rows", "1,2x"], "2x"),
+    for args, word in ((["--type", "q9"], "'q9', only f16, bf16"), (["--rows", "0"], "--rows"), (["--rows", "1,2x"], "2x"),
                        (["--shape", "7"], "--shape"), (["--shape", "40x32", "--type", "q4_0"], "32 numbers"),
                        (["--shape", "32x0"], "--shape")):
         refused(["bench", "products", *args], 2, word)
