@@ -80,13 +80,15 @@ static int fill(const struct bench *b, iwp_err *err) {
     enum { COLS = 64 };
     struct ggml_tensor *t = b->w[0];
     const size_t col = ggml_row_size(t->type, b->k);
-    float *x = malloc((size_t)b->k * COLS * sizeof *x);
+    const int32_t cols = b->m < COLS ? b->m : COLS;
+    const int64_t n = (int64_t)b->k * cols;
+    float *x = malloc((size_t)n * sizeof *x);
     uint8_t *data = malloc((size_t)b->m * col);
     uint64_t seed = 7;
     int rc = 0;
     if (!x || !data) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
-    for (int64_t i = 0; i < (int64_t)b->k * COLS; i++) x[i] = iwp_bench_noise(&seed) * 0.05f;
-    ggml_quantize_chunk(t->type, x, data, 0, COLS, b->k, NULL);
+    for (int64_t i = 0; i < n; i++) x[i] = iwp_bench_noise(&seed) * 0.05f;
+    ggml_quantize_chunk(t->type, x, data, 0, cols, b->k, NULL);
     for (int32_t i = COLS; i < b->m; i += COLS)
         memcpy(data + (size_t)i * col, data, (size_t)(b->m - i < COLS ? b->m - i : COLS) * col);
     for (int32_t i = 0; i < b->n_copy; i++)

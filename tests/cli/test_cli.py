@@ -360,6 +360,12 @@ def test_bench_products():
     check(all(r["own"] == r["ggml"] for r in rows if r["by"] == "ggml"), "bench products: ggml's beside itself")
     check(all(r["by"] == ("ggml" if got["path"] == "ggml" else "many") for r in rows if r["rows"] == 70 and r["type"] == "q8_0"),
           f"bench products: {got['path']} beside many rows")
+    check(all(r["by"] == ("ggml" if got["path"] == "ggml" else "few") for r in rows if r["rows"] == 1 and r["type"] == "q8_0"),
+          f"bench products: {got['path']} beside one row")
+    for shape in ("256x1", "256x33"):  # fewer columns than are drawn at random, and none of our blocks
+        p = run("bench", "products", "--shape", shape, "--rows", "1,70", "--megabytes", "1", "-r", "1", "-t", "1", "-o", "json")
+        check(p.returncode == 0 and len(p.stdout) > 0 and {r["by"] for r in json.loads(p.stdout)["rows"]} == {"ggml"},
+              f"bench products {shape}: exit {p.returncode} {p.stdout[-300:]} {p.stderr}")
     plain = run(*small, "--type", "Q8_0", env={"IWP_CPU": "c"}).stdout
     check(plain.count("| q8_0 |") == 2 and plain.count("| ggml |") == 2, f"bench products: IWP_CPU=c has only ggml's: {plain}")
 
