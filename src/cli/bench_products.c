@@ -1,13 +1,18 @@
 /* `iwp bench products`: one product with a decoder's weights, x [k, n] · w, through whatever a model would take for
  * that type and number of rows, beside ggml's on the same weights in the same layout, in turns.
  *
- * Weights lie so often side by side that no CPU cache holds them all, as those of a model do. */
+ * Matrices lie side by side, --megabytes in all, so that no CPU cache holds them, as those of a model do, and take
+ * turns with the same rows, packed anew for each, and the same memory for results.  From 16 rows on reading weights is
+ * not what takes the time: so many matrices as make the work of 16 rows with all of them, but at least 64 MB of what
+ * there is, or they would come from the cache.  More than MAX_COPY are not made; a warning says so.
+ * Refuses what --megabytes has no room for: one matrix of a type, or rows with their products. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "cli/bench_kernel.h"
 #include "cli/bench_rows.h"
 #include "kern/gemm.h"
@@ -30,7 +35,8 @@ static const struct iwp_opt bench_opts[] = {
     {"--shape", "KxM", IWP_OPT_TEXT, AT(shape), 0, 0, NULL,
      "numbers of a row before and after (default 3584x3584, a 7B model's)"},
     {"--megabytes", "N", IWP_OPT_INT, AT(megabytes), 1, 1 << 16, NULL,
-     "weights in all (default 256)"},
+     "matrices of a type in all, and the most that rows with their products may take (default "
+     "256)"},
     {"-t, --threads", "N", IWP_OPT_INT, AT(threads), 1, MAX_THREAD, NULL,
      "threads (default: all CPUs)"},
     {"-r, --repeats", "N", IWP_OPT_INT, AT(repeats), 1, MAX_RUNS, NULL,
@@ -48,7 +54,7 @@ static const struct iwp_command command = {
     .name = "bench products",
     .usage = "[options]",
     .about = "Times products with a decoder's weights beside ggml's on the same weights, in turns. "
-             "`by` says\nwhose a model takes: our own for many or few rows, or ggml's. No model.",
+             "`by` says whose a model takes: our own for many or few rows, or ggml's. No model.",
     .examples = examples,
 };
 
@@ -65,7 +71,8 @@ struct bench {
     struct iwp_backend *b;
     struct iwp_bulk *bulk; /* NULL: all products are ggml's */
     struct iwp_sched *sched;
-    float *x; /* [most][k] */
+    float *x;                /* [most][k] */
+    ggml_backend_buffer_t y; /* [most][m] */
     struct ggml_context *ctx;
     ggml_backend_buffer_t buffer;
     struct ggml_tensor *w[MAX_COPY];
@@ -74,6 +81,14 @@ struct bench {
 };
 
 /* ---- weights --------------------------------------------------------------------------------------- */
+
+static uint64_t room(const struct args *a) { return (uint64_t)a->megabytes << 20; }
+
+static int in_mb(uint64_t bytes) { return (int)((bytes + (1 << 20) - 1) >> 20); }
+
+static uint64_t matrix_size(const struct bench *b, enum ggml_type type) {
+    return (uint64_t)ggml_row_size(type, b->k) * (uint64_t)b->m;
+}
 
 /* Some columns, again and again: converting all of them would take longer than the products. */
 static int fill(const struct bench *b, iwp_err *err) {
@@ -86,7 +101,9 @@ static int fill(const struct bench *b, iwp_err *err) {
     uint8_t *data = malloc((size_t)b->m * col);
     uint64_t seed = 7;
     int rc = 0;
-    if (!x || !data) IWP_FAIL(err, IWP_ENOMEM, "out of memory");
+    if (!x || !data)
+        IWP_FAIL(err, IWP_ENOMEM, "a matrix of %d x %d %s: out of memory", b->k, b->m,
+                 ggml_type_name(t->type));
     for (int64_t i = 0; i < n; i++) x[i] = iwp_bench_noise(&seed) * 0.05f;
     ggml_quantize_chunk(t->type, x, data, 0, cols, b->k, NULL);
     for (int32_t i = COLS; i < b->m; i += COLS)
@@ -108,20 +125,35 @@ static void drop(struct bench *b) {
 
 static int make(struct bench *b, enum ggml_type type, iwp_err *err) {
     const int64_t ne[2] = {b->k, b->m};
-    const size_t bytes = ggml_row_size(type, b->k) * (size_t)b->m,
-                 many = ((size_t)b->a->megabytes << 20) / bytes + 1;
+    const uint64_t many = room(b->a) / matrix_size(b, type);
     b->n_copy = many < MAX_COPY ? (int32_t)many : MAX_COPY;
+    if (many > MAX_COPY)
+        iwp_log(IWP_LOG_WARN,
+                "bench products: %d matrices of %d x %d %s, more are not made, take %d MB of "
+                "--megabytes %d: a CPU cache may hold them",
+                MAX_COPY, b->k, b->m, ggml_type_name(type), in_mb(MAX_COPY * matrix_size(b, type)),
+                b->a->megabytes);
     b->ctx = ggml_init(
         (struct ggml_init_params){ggml_tensor_overhead() * (size_t)(b->n_copy + 1), NULL, true});
-    IWP_REQUIRE(b->ctx, err, IWP_ENOMEM, "out of memory");
+    IWP_REQUIRE(b->ctx, err, IWP_ENOMEM, "%d matrices: out of memory", b->n_copy);
     for (int32_t i = 0; i < b->n_copy; i++) b->w[i] = ggml_new_tensor_2d(b->ctx, type, b->k, b->m);
     b->buffer = ggml_backend_alloc_ctx_tensors_from_buft(
         b->ctx, iwp_backend_matmul_buft(b->b, iwp_backend_cpu(b->b), type, 2, ne));
-    IWP_REQUIRE(b->buffer, err, IWP_ENOMEM, "%d MB of weights: out of memory", b->a->megabytes);
+    IWP_REQUIRE(b->buffer, err, IWP_ENOMEM,
+                "%d matrices of %d x %d %s: out of memory, give fewer --megabytes", b->n_copy, b->k,
+                b->m, ggml_type_name(type));
     return fill(b, err);
 }
 
 /* ---- one case -------------------------------------------------------------------------------------- */
+
+static int32_t copies_for(const struct bench *b, int32_t n) {
+    enum { ENOUGH = 16, LEAST = 64 << 20 }; /* rows, bytes: see above */
+    const int32_t some = (b->n_copy * ENOUGH + n - 1) / n,
+                  least = (int32_t)(LEAST / matrix_size(b, b->w[0]->type)) + 1,
+                  copies = some > least ? some : least;
+    return copies < b->n_copy ? copies : b->n_copy;
+}
 
 /* The first `copies` weights once each; ms. */
 static int run_once(struct bench *b, bool own, int32_t n, int32_t copies, double *ms,
@@ -131,9 +163,11 @@ static int run_once(struct bench *b, bool own, int32_t n, int32_t copies, double
     IWP_TRY(iwp_sched_begin(b->sched, &ctx, &graph, err));
     struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, b->k, n);
     ggml_set_input(x);
-    for (int32_t i = 0; i < copies; i++)
-        ggml_build_forward_expand(graph,
-                                  iwp_bulk_or_ggml(own ? b->bulk : NULL, ctx, x, b->w[i], NULL));
+    for (int32_t i = 0; i < copies; i++) {
+        struct ggml_tensor *y = iwp_bulk_or_ggml(own ? b->bulk : NULL, ctx, x, b->w[i], NULL);
+        ggml_backend_tensor_alloc(b->y, y, ggml_backend_buffer_get_base(b->y));
+        ggml_build_forward_expand(graph, y);
+    }
     iwp_sched_pin_custom(b->sched);
     IWP_TRY(iwp_sched_alloc(b->sched, err));
     ggml_backend_tensor_set(x, b->x, 0, ggml_nbytes(x));
@@ -165,9 +199,8 @@ static void print_row(struct bench *b, int32_t n, enum iwp_bulk_by taken, double
 }
 
 static int one_case(struct bench *b, int32_t n, iwp_err *err) {
-    enum { ENOUGH = 16 }; /* rows from which on reading weights is no longer what takes the time */
     double own[MAX_RUNS], ggml[MAX_RUNS];
-    const int32_t copies = n < ENOUGH ? b->n_copy : (b->n_copy * ENOUGH + n - 1) / n;
+    const int32_t copies = copies_for(b, n);
     const enum iwp_bulk_by by = iwp_bulk_choose(b->bulk, b->w[0], n);
     for (int32_t r = -1; r < b->a->repeats; r++) { /* once to warm up */
         const int32_t at = r < 0 ? 0 : r;
@@ -182,6 +215,22 @@ static int one_case(struct bench *b, int32_t n, iwp_err *err) {
 }
 
 /* ---- arguments ------------------------------------------------------------------------------------- */
+
+static int check_room(const struct bench *b, iwp_err *err) {
+    const uint64_t rows = (uint64_t)b->most * (uint64_t)(b->k + b->m) * sizeof(float);
+    for (int32_t i = 0; i < b->n_type; i++) {
+        const uint64_t bytes = matrix_size(b, b->type[i]);
+        IWP_REQUIRE(
+            bytes <= room(b->a), err, IWP_EINVAL,
+            "--megabytes %d: a matrix of %d x %d %s takes %d MB, give so many or a smaller --shape",
+            b->a->megabytes, b->k, b->m, ggml_type_name(b->type[i]), in_mb(bytes));
+    }
+    IWP_REQUIRE(rows <= room(b->a), err, IWP_EINVAL,
+                "--megabytes %d: %d rows of %d numbers and their products of %d take %d MB, give "
+                "so many or fewer --rows",
+                b->a->megabytes, b->most, b->k, b->m, in_mb(rows));
+    return 0;
+}
 
 static int check(struct bench *b, iwp_err *err) {
     static const int32_t usual[] = {1, 4, 16, 32, 64, 128, 512};
@@ -205,7 +254,7 @@ static int check(struct bench *b, iwp_err *err) {
                     "--shape: %d is no multiple of the %d numbers of a block of %s", b->k,
                     (int)ggml_blck_size(b->type[i]), ggml_type_name(b->type[i]));
     for (int32_t i = 0; i < b->n_rows; i++) b->most = b->rows[i] > b->most ? b->rows[i] : b->most;
-    return 0;
+    return check_room(b, err);
 }
 
 static int run(struct bench *b, iwp_err *err) {
@@ -217,13 +266,19 @@ static int run(struct bench *b, iwp_err *err) {
     IWP_TRY(iwp_sched_new(&b->sched, b->b, 4 * MAX_COPY, err));
     const size_t n = (size_t)b->most * (size_t)b->k;
     b->x = malloc(n * sizeof *b->x);
-    IWP_REQUIRE(b->x, err, IWP_ENOMEM, "out of memory");
+    b->y = ggml_backend_buft_alloc_buffer(b->b->buft[iwp_backend_cpu(b->b)],
+                                          (size_t)b->most * (size_t)b->m * sizeof(float));
+    IWP_REQUIRE(b->x && b->y, err, IWP_ENOMEM,
+                "%d rows of %d numbers and their products of %d: out of memory", b->most, b->k,
+                b->m);
     for (size_t i = 0; i < n; i++) b->x[i] = iwp_bench_noise(&seed);
     const char *path = b->bulk ? iwp_gemm_get()->name : "ggml";
     if (a->output == 1) {
         iwp_json_open_object(&b->json, NULL);
         iwp_json_put_string(&b->json, "path", path);
         iwp_json_put_int(&b->json, "threads", b->b->n_thread);
+        iwp_json_put_int(&b->json, "k", b->k);
+        iwp_json_put_int(&b->json, "m", b->m);
         iwp_json_open_array(&b->json, "rows");
         iwp_bench_json_keep(&b->json);
     } else {
@@ -233,7 +288,12 @@ static int run(struct bench *b, iwp_err *err) {
     }
     for (int32_t t = 0; t < b->n_type; t++) {
         IWP_TRY(make(b, b->type[t], err));
-        for (int32_t i = 0; i < b->n_rows; i++) IWP_TRY(one_case(b, b->rows[i], err));
+        for (int32_t i = 0; i < b->n_rows; i++) {
+            const int rc = one_case(b, b->rows[i], err);
+            if (rc < 0)
+                return iwp_err_prefix(err, rc, "%d rows, %d x %d %s", b->rows[i], b->k, b->m,
+                                      ggml_type_name(b->type[t]));
+        }
         drop(b);
     }
     return a->output == 1 ? iwp_bench_json_end(&b->json, err) : 0;
@@ -257,6 +317,7 @@ int iwp_bench_products(int argc, char **argv) {
         rc = iwp_cli_fail(command.name, &err);
     }
     drop(&b);
+    if (b.y) ggml_backend_buffer_free(b.y);
     iwp_sched_free(b.sched);
     iwp_bulk_free(b.bulk);
     iwp_backend_free(b.b);

@@ -350,13 +350,16 @@ def test_bench_products():
         return  # built without the engine
     for args, word in ((["--type", "q9"], "'q9', only f16, bf16"), (["--rows", "0"], "--rows"), (["--rows", "1,2x"], "2x"),
                        (["--shape", "7"], "--shape"), (["--shape", "40x32", "--type", "q4_0"], "32 numbers"),
-                       (["--shape", "32x0"], "--shape")):
+                       (["--shape", "32x0"], "--shape"), (["--shape", "131072x131072"], "131072 x 131072 f16 takes 32768 MB"),
+                       (["--shape", "131072x131072", "--type", "q4_0"], "q4_0 takes 9216 MB"),
+                       (["--rows", "1,16384"], "16384 rows of 3584 numbers and their products of 3584 take 448 MB")):
         refused(["bench", "products", *args], 2, word)
     small = ["bench", "products", "--shape", "256x128", "--rows", "1,70", "--megabytes", "1", "-r", "1", "-t", "2"]
     got = json.loads(run(*small, "-o", "json").stdout)
     rows = got["rows"]
     check(len({r["type"] for r in rows}) == len(rows) / 2 == 12, f"bench products: {len(rows)} rows")
     check(all(r["own"] > 0 and r["ggml"] > 0 for r in rows), "bench products: rates")
+    check((got["k"], got["m"], got["threads"]) == (256, 128, 2), "bench products: the shape in JSON")
     check(all(r["own"] == r["ggml"] for r in rows if r["by"] == "ggml"), "bench products: ggml's beside itself")
     check(all(r["by"] == ("ggml" if got["path"] == "ggml" else "many") for r in rows if r["rows"] == 70 and r["type"] == "q8_0"),
           f"bench products: {got['path']} beside many rows")
@@ -366,6 +369,8 @@ def test_bench_products():
         p = run("bench", "products", "--shape", shape, "--rows", "1,70", "--megabytes", "1", "-r", "1", "-t", "1", "-o", "json")
         check(p.returncode == 0 and len(p.stdout) > 0 and {r["by"] for r in json.loads(p.stdout)["rows"]} == {"ggml"},
               f"bench products {shape}: exit {p.returncode} {p.stdout[-300:]} {p.stderr}")
+    p = run("bench", "products", "--shape", "32x32", "--type", "q8_0", "--rows", "1,40", "--megabytes", "1", "-r", "1", "-t", "1")
+    check(p.returncode == 0 and "512 matrices of 32 x 32 q8_0, more are not made, take 1 MB" in p.stderr, f"bench products: {p.stderr}")
     plain = run(*small, "--type", "Q8_0", env={"IWP_CPU": "c"}).stdout
     check(plain.count("| q8_0 |") == 2 and plain.count("| ggml |") == 2, f"bench products: IWP_CPU=c has only ggml's: {plain}")
 
