@@ -7,7 +7,16 @@ import runpy, sys
 times = runpy.run_path(sys.argv[1])["mtmd_times"]
 said = "I mtmd batch encoding done in 14463 ms\nI image decoded (batch 1/2) in 470 ms\nI image decoded (batch 2/2) in 30 ms\n"
 assert times(said) == (14463, 500)
-for bad in (said[:said.index("I image")], said[:said.index("I image decoded (batch 2")], said[said.index("I image"):]):
+
+
+def batches(*which):
+    return "I mtmd batch encoding done in 9 ms\n" + "".join("I image decoded (batch %s) in 10 ms\n" % b for b in which)
+
+
+assert times(batches("1/3", "2/3", "3/3", "1/2", "2/2")) == (9, 50)
+assert times(batches("1/1", "1/1")) == (9, 20)
+for bad in (said[:said.index("I image")], said[:said.index("I image decoded (batch 2")], said[said.index("I image"):],
+            batches("1/2", "1/1"), batches("1/2", "2/2", "1/3"), batches("2/2"), batches("1/2", "2/3"), batches("0/0"), batches("1/0")):
     try:
         times(bad)
     except SystemExit as e:
