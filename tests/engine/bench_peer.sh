@@ -34,9 +34,9 @@ echo "$out"
 grep -q ', iwp as c, 1 threads' <<<"$out"
 grep -qE '^\| prefill \| qwen2-0.5b q8_0, 1 layers, 32 rows \(-fa [01]\) \| t/s \| [0-9.]+ \| [0-9.]+ \| [0-9]+\.[0-9]{2} \|' <<<"$out"
 peer=$(dirname "$0")/../../scripts/bench-peer
-for bad in "-r 0" "--layers 0" "--size foo" "-p 0" "--tower bogus" "--json $tmp/gone/x.json"; do # told before anything is measured
-    rc=0 && "$peer" prefill --build "$1" $bad >/dev/null 2>"$tmp/err" || rc=$?
-    if [ $rc != 2 ] || grep -q Traceback "$tmp/err"; then
+for bad in "-r 0" "--layers 0" "--size foo" "-p 0" "--tower bogus" "--type q4_0,bogus" "--shape bogus" "--json $tmp/gone/x.json"; do # told before anything is measured
+    rc=0 && "$peer" prefill --build "$1" --files "$tmp/made" $bad >/dev/null 2>"$tmp/err" || rc=$?
+    if [ $rc != 2 ] || grep -q Traceback "$tmp/err" || ls "$tmp/made"/*.gguf >/dev/null 2>&1; then
         echo "bench-peer $bad: exit $rc" && cat "$tmp/err" && exit 1
     fi
 done

@@ -1,11 +1,13 @@
 /* Large GGUF files of real shapes with random weights, for timings and memory measurements:
  *
  *   random_gguf VOCAB.gguf SHAPE TYPE OUT.gguf [LAYERS]
+ *   random_gguf --check SHAPE TYPE
  *
  * SHAPE is a decoder (qwen2-0.5b qwen2-3b qwen2-7b, qwen2vl-0.5b qwen2vl-3b qwen2vl-7b) or the vision part
  * that belongs to one (siglip-0.5b siglip-7b, qwenvit-3b qwenvit-7b).  TYPE as for iwp convert; blocks
  * are drawn directly, not quantised, so that a 7B file takes seconds.  The scale keeps activations finite.
- * The vocabulary is copied from a GGUF of the Qwen family; marks for media get their ids. */
+ * The vocabulary is copied from a GGUF of the Qwen family; marks for media get their ids.  Exit code 2: what was asked
+ * for is not known, which is all that --check tells. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -363,33 +365,46 @@ static int write_data(struct iwp_gguf_writer *w, const struct list *l, iwp_err *
     return 0;
 }
 
-static int run(char **argv, int layers, iwp_err *err) {
-    static struct list l;
-    const struct decoder *d = NULL;
-    const struct tower *t = NULL;
+/* What is written: one of d and t is not NULL. */
+struct plan {
+    const struct decoder *d;
+    const struct tower *t;
+    uint32_t type;
+};
+
+static int plan_of(struct plan *p, const char *shape, const char *name, iwp_err *err) {
+    memset(p, 0, sizeof *p);
     for (size_t i = 0; i < sizeof decoders / sizeof decoders[0]; i++)
-        if (strcmp(argv[2], decoders[i].name) == 0) d = &decoders[i];
+        if (strcmp(shape, decoders[i].name) == 0) p->d = &decoders[i];
     for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++)
-        if (strcmp(argv[2], towers[i].name) == 0) t = &towers[i];
-    IWP_REQUIRE(d || t, err, IWP_EINVAL, "unknown shape %s", argv[2]);
-    int type = iwp_convert_type(argv[3], err);
-    if (type < 0) return type;
-    l.want = (uint32_t)type;
+        if (strcmp(shape, towers[i].name) == 0) p->t = &towers[i];
+    IWP_REQUIRE(p->d || p->t, err, IWP_EINVAL, "unknown shape %s", shape);
+    const int type = iwp_convert_type(name, err);
+    if (type >= 0) p->type = (uint32_t)type;
+    return type < 0 ? type : 0;
+}
+
+static int run(const struct plan *p, const char *vocab, const char *path, int layers,
+               iwp_err *err) {
+    static struct list l;
+    const struct decoder *d = p->d;
+    const struct tower *t = p->t;
+    l.want = p->type;
     l.tied = d && d->tied;
     struct iwp_gguf_writer *w;
     IWP_TRY(iwp_gguf_writer_new(&w, err));
     int rc = 0;
     if (d)
-        rc = plan_decoder(w, &l, d, layers ? layers : d->layers, argv[1], err);
+        rc = plan_decoder(w, &l, d, layers ? layers : d->layers, vocab, err);
     else
         plan_tower(w, &l, t, layers ? layers : t->layers);
     for (int i = 0; i < l.n; i++)
         iwp_gguf_add_tensor(w, l.t[i].name, l.t[i].type, l.t[i].n_dims, l.t[i].ne);
-    if (rc >= 0) rc = iwp_gguf_writer_begin(w, argv[4], err);
+    if (rc >= 0) rc = iwp_gguf_writer_begin(w, path, err);
     if (rc >= 0) rc = write_data(w, &l, err);
     if (rc >= 0) rc = iwp_gguf_writer_finish(w, err);
     if (rc >= 0) rc = iwp_gguf_writer_commit(w, err);
-    if (rc >= 0) fprintf(stderr, "%s: %.1f MB\n", argv[4], (double)iwp_gguf_writer_total(w) / 1e6);
+    if (rc >= 0) fprintf(stderr, "%s: %.1f MB\n", path, (double)iwp_gguf_writer_total(w) / 1e6);
     iwp_gguf_writer_free(w);
     return rc;
 }
@@ -406,13 +421,16 @@ int main(int argc, char **argv) {
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     const int layers = argc > 5 ? atoi(argv[5]) : 0;
-    if (argc < 5 || layers < 0 || layers > 128) {
-        fprintf(stderr, "usage: random_gguf VOCAB.gguf SHAPE TYPE OUT.gguf [LAYERS]\n");
+    const bool check = argc == 4 && strcmp(argv[1], "--check") == 0;
+    if ((argc < 5 && !check) || layers < 0 || layers > 128) {
+        fprintf(
+            stderr,
+            "usage: random_gguf VOCAB.gguf SHAPE TYPE OUT.gguf [LAYERS], or --check SHAPE TYPE\n");
         return 2;
     }
-    if (run(argv, layers, &err) < 0) {
-        fprintf(stderr, "random_gguf: %s\n", err.msg);
-        return 1;
-    }
-    return 0;
+    struct plan p;
+    int code = plan_of(&p, argv[2], argv[3], &err) < 0 ? 2 : 0;
+    if (code == 0 && !check && run(&p, argv[1], argv[4], layers, &err) < 0) code = 1;
+    if (code) fprintf(stderr, "random_gguf: %s\n", err.msg);
+    return code;
 }
