@@ -129,10 +129,10 @@ static int make(struct bench *b, enum ggml_type type, iwp_err *err) {
     b->n_copy = many < MAX_COPY ? (int32_t)many : MAX_COPY;
     if (many > MAX_COPY)
         iwp_log(IWP_LOG_WARN,
-                "bench products: %d matrices of %d x %d %s, more are not made, take %d MB of "
+                "bench products: %d matrices of %d x %d %s, more are not made, take %.1f MB of "
                 "--megabytes %d: a CPU cache may hold them",
-                MAX_COPY, b->k, b->m, ggml_type_name(type), in_mb(MAX_COPY * matrix_size(b, type)),
-                b->a->megabytes);
+                MAX_COPY, b->k, b->m, ggml_type_name(type),
+                (double)(MAX_COPY * matrix_size(b, type)) * 0x1p-20, b->a->megabytes);
     b->ctx = ggml_init(
         (struct ggml_init_params){ggml_tensor_overhead() * (size_t)(b->n_copy + 1), NULL, true});
     IWP_REQUIRE(b->ctx, err, IWP_ENOMEM, "%d matrices: out of memory", b->n_copy);
