@@ -327,6 +327,9 @@ static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32
 
 /* ---- quantised weights ------------------------------------------------------------------------- */
 
+/* Columns whose numbers are all the largest there are: with rows like that sums are, too. */
+static bool full(int32_t j) { return j % 8 == 3; }
+
 /* q4_0 in the layout of CPU_REPACK. */
 static uint8_t *repacked(int32_t m, int32_t k, double *w) {
     uint8_t *blocks = room((size_t)(m / 8 * (k / 32)) * 144);
@@ -338,7 +341,7 @@ static uint8_t *repacked(int32_t m, int32_t k, double *w) {
             const uint16_t hd = half_of(d);
             memcpy(t + 2 * (j % 8), &hd, 2);
             for (int i = 0; i < 32; i++) {
-                const int q = (int)(test_rand(&seed) % 16) - 8;
+                const int q = full(j) ? 7 : (int)(test_rand(&seed) % 16) - 8;
                 uint8_t *at = t + 16 + i % 16 / 8 * 64 + j % 8 * 8 + i % 8;
                 *at = (uint8_t)(i < 16 ? q & 15 : *at | (q & 15) << 4);
                 w[(size_t)j * (size_t)k + (size_t)(b * 32 + i)] = q * d;
@@ -358,7 +361,7 @@ static uint8_t *repacked_k(int32_t m, int32_t k, double *w) {
     for (int32_t j = 0; j < m; j++)
         for (int32_t i = 0; i < k; i++) {
             uint8_t *t = blocks + (size_t)(j / 8 * (k / 256) + i / 256) * BYTES;
-            const int c = j % 8, g = i % 256 / 32, q = (int)(test_rand(&seed) % 16);
+            const int c = j % 8, g = i % 256 / 32, q = full(j) ? 15 : (int)(test_rand(&seed) % 16);
             if (i % 256 == 0) {
                 d = (1 + (double)(test_rand(&seed) % 1000)) / 16384;
                 min = (double)(test_rand(&seed) % 1000) / 16384;
@@ -437,13 +440,15 @@ static uint8_t *file_bf16(int32_t m, int32_t k, double *w) {
     return (uint8_t *)h;
 }
 
-/* q3_K, q5_K, q6_K as in files. */
-static size_t block_of(enum iwp_gemm_form form) {
-    return form == IWP_GEMM_FILE_Q3_K   ? 110
-           : form == IWP_GEMM_FILE_Q5_K ? 176
-           : form == IWP_GEMM_FILE_Q6_K ? 210
-                                        : 0;
-}
+/* q3_K, q5_K, q6_K as in files: bytes of a block, numbers that share a scale, the largest number, the least
+ * scale and how many there are. */
+static const struct {
+    size_t bytes;
+    int len, most, low, span;
+} file_types[IWP_GEMM_FILE + 1] = {[IWP_GEMM_FILE_Q3_K] = {110, 16, 7, -32, 64},
+                                   [IWP_GEMM_FILE_Q5_K] = {176, 32, 31, 0, 64},
+                                   [IWP_GEMM_FILE_Q6_K] = {210, 16, 63, -128, 256}};
+static size_t block_of(enum iwp_gemm_form form) { return file_types[form].bytes; }
 
 static void put_bits(uint8_t *p, int at, int bits) { *p |= (uint8_t)(bits << at); }
 
@@ -481,26 +486,25 @@ static void put_number_k(uint8_t *p, enum iwp_gemm_form form, int i, int q) {
 
 static uint8_t *file_k(enum iwp_gemm_form form, int32_t m, int32_t k, double *w) {
     const size_t bytes = block_of(form), size = (size_t)(m * (k / 256)) * bytes;
-    const bool five = form == IWP_GEMM_FILE_Q5_K, three = form == IWP_GEMM_FILE_Q3_K;
-    const int len = five ? 32 : 16, most = three ? 7 : five ? 31 : 63;
+    const bool five = form == IWP_GEMM_FILE_Q5_K;
+    const int len = file_types[form].len, most = file_types[form].most, low = file_types[form].low;
+    const unsigned span = (unsigned)file_types[form].span;
     uint8_t *blocks = room(size), *p = blocks;
     memset(blocks, 0, size);
     for (int32_t b = 0; b < m * (k / 256); b++, p += bytes) {
-        const double d = (1 + (double)(test_rand(&seed) % 1000)) / 16384,
+        const double d = (1 + (double)(test_rand(&seed) % 1000)) / 16384 *
+                         (five || test_rand(&seed) % 4 ? 1 : -1),
                      min = (double)(test_rand(&seed) % 1000) / 16384;
         const uint16_t hd = half_of(d), hm = half_of(min);
-        const bool full =
-            test_rand(&seed) % 4 == 0; /* the largest of all numbers, for sums' sake */
         memcpy(p + (five ? 0 : bytes - 2), &hd, 2);
         if (five) memcpy(p + 2, &hm, 2);
         for (int g = 0; g < 256 / len; g++) {
-            const int scale = (int)(test_rand(&seed) % (five || three ? 64 : 256)) - (three  ? 32
-                                                                                      : five ? 0
-                                                                                             : 128),
+            const int scale = low + (int)(test_rand(&seed) % span),
                       offset = five ? (int)(test_rand(&seed) % 64) : 0;
             put_scale_k(p, form, g, scale, offset);
             for (int i = g * len; i < (g + 1) * len; i++) {
-                const int q = full ? most : (int)(test_rand(&seed) % (unsigned)(most + 1));
+                const int q =
+                    full(b / (k / 256)) ? most : (int)(test_rand(&seed) % (unsigned)(most + 1));
                 put_number_k(p, form, i, q);
                 w[(size_t)b * 256 + (size_t)i] =
                     five ? q * d * scale - min * offset : (q - (most + 1) / 2) * d * scale;
@@ -651,7 +655,7 @@ static double made(const struct iwp_gemm *g, const struct iwp_gemm_bulk *op, int
     return x;
 }
 
-/* All columns in two calls, with or without a gate. */
+/* All columns in two calls, with or without a gate; two rows whose bytes are as large as they can be. */
 static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
                        int32_t m, bool gated) {
     double *w = room((size_t)(m * k) * 8), *wg = room((size_t)(m * k) * 8);
@@ -660,6 +664,12 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     float *x = normals((size_t)n * (size_t)k, size), *nw = normals((size_t)k, size);
     float *bias = normals((size_t)m, 0.01f), *res = normals((size_t)(n * m), 0.01f);
     float *y = room((size_t)(n * m) * 4);
+    for (int32_t i = 0; i < k && n > 4;
+         i++) { /* normed, all numbers of these rows are of one size */
+        const float one = size * size / nw[i];
+        x[3 * k + i] = one;
+        x[(n - 1) * k + i] = -one;
+    }
     const bool bytes = g->bytes >> form & 1;
     const enum iwp_gemm_kind plain = split ? IWP_GEMM_SPLIT : IWP_GEMM_PLAIN,
                              kind = bytes ? IWP_GEMM_BYTES : plain,
@@ -682,6 +692,10 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     const int32_t cut = n > 32 ? 32 : n, cols = gated ? IWP_GEMM_RUN : 32;
     pack_part(g, kind, rows, x, 0, cut, n, k, &norm);
     if (cut < n) pack_part(g, kind, rows, x, cut, n - cut, n, k, &norm);
+    for (int32_t i = 0; i < k && bytes && n > 4; i++) {
+        const struct iwp_gemm_rows8 *b = (const struct iwp_gemm_rows8 *)rows + i / 32;
+        CHECK(b->q[3][i % 32] == 127 && b[(n - 1) / 32 * (k / 32)].q[(n - 1) % 32][i % 32] == -127);
+    }
     g->bulk(&op, 0, m < cols ? m : cols, scratch);
     if (cols < m) g->bulk(&op, cols, m - cols, scratch);
     double *xr = room((size_t)k * 8), *want = room((size_t)(n * m) * 8),
