@@ -655,11 +655,25 @@ static double made(const struct iwp_gemm *g, const struct iwp_gemm_bulk *op, int
     return x;
 }
 
-/* All columns in two calls, with or without a gate; two rows whose bytes are as large as they can be. */
-static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_t n, int32_t k,
-                       int32_t m, bool gated) {
+/* Part of the sum of |products| that rounding may take: of both factors, of none, or of the weights alone.  Of
+ * bytes the sum is of what it takes. */
+static bool whole(enum iwp_gemm_form form) {
+    return form == IWP_GEMM_FILE_F16 || form == IWP_GEMM_FILE_BF16;
+}
+static double lost(const struct iwp_gemm *g, enum iwp_gemm_form form) {
+    if (g->bytes >> form & 1) return 1;
+    return g->fine ? 1.2 * 0x1p-11 : !split ? 0x1p-7 : whole(form) ? 0x1p-15 : 0x1.1p-8;
+}
+
+/* All columns in two calls, with a gate of any form or with NO_GATE; two rows whose bytes are as large as they can
+ * be. */
+enum { NO_GATE = -1 };
+static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int gate, int32_t n,
+                       int32_t k, int32_t m) {
+    const bool gated = gate != NO_GATE;
+    const enum iwp_gemm_form form_g = gated ? (enum iwp_gemm_form)gate : form;
     double *w = room((size_t)(m * k) * 8), *wg = room((size_t)(m * k) * 8);
-    uint8_t *tiles = quantised(g, form, m, k, w), *tiles_g = quantised(g, form, m, k, wg);
+    uint8_t *tiles = quantised(g, form, m, k, w), *tiles_g = quantised(g, form_g, m, k, wg);
     const float size = 0.05f / sqrtf((float)k);
     float *x = normals((size_t)n * (size_t)k, size), *nw = normals((size_t)k, size);
     float *bias = normals((size_t)m, 0.01f), *res = normals((size_t)(n * m), 0.01f);
@@ -687,7 +701,7 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
                                .res = n % 2 ? res : NULL,
                                .stride = m,
                                .out = out};
-    if (gated) op.gate = quant_of(tiles_g, NULL, form, k, m);
+    if (gated) op.gate = quant_of(tiles_g, NULL, form_g, k, m);
     void *scratch = room(iwp_gemm_bulk_scratch(g));
     const int32_t cut = n > 32 ? 32 : n, cols = gated ? IWP_GEMM_RUN : 32;
     pack_part(g, kind, rows, x, 0, cut, n, k, &norm);
@@ -701,13 +715,7 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
     double *xr = room((size_t)k * 8), *want = room((size_t)(n * m) * 8),
            *bound = room((size_t)(n * m) * 8);
     float *got = room((size_t)(n * m) * 4);
-    /* Rounded are both factors, none, or the weights alone. */
-    const bool whole = form == IWP_GEMM_FILE_F16 || form == IWP_GEMM_FILE_BF16;
-    const double fine = 1.2 * 0x1p-11, e = bytes     ? 1
-                                           : g->fine ? fine
-                                           : !split  ? 0x1p-7
-                                           : whole   ? 0x1p-15
-                                                     : 0x1.1p-8;
+    const double e = lost(g, form), eg = lost(g, form_g);
     for (int32_t r = 0; r < n; r++) {
         norm_row(xr, x + (size_t)r * (size_t)k, k, &norm);
         for (int32_t j = 0; j < m; j++) {
@@ -730,7 +738,7 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
                 got[at] = (float)made(g, &op, r, j, &off);
                 want[at] = a * s[0];
                 bound[at] = (split ? 0x1p-14 : 0x1p-8) * fabs(want[at]) +
-                            e * (1.2 * t[1] * (fabs(s[0]) + e * t[0]) + fabs(a) * t[0]) + off;
+                            1.2 * eg * t[1] * (fabs(s[0]) + e * t[0]) + e * fabs(a) * t[0] + off;
             } else { /* the products alone: what is added to them is larger than what rounding takes */
                 const double more = (double)bias[j] + (op.res ? (double)res[at] : 0);
                 got[at] = (float)((double)y[at] - more);
@@ -749,17 +757,19 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int32_
                 most = fmax(most, fabs(want[(size_t)r * (size_t)m + (size_t)i]));
             bad += !(fabs((double)got[at] - want[at]) <= bound[at] + 0x1p-12 * most);
         }
-    /* As one array: random errors, of each factor and of what a gate made. */
+    /* As one array: random errors, of each factor and of what a gate made.  Bytes are far from normal numbers here:
+     * 30 draws of each size were 1.5 % off at most, 2 % with a gate. */
+    const bool made_bytes = gated && out_kind == IWP_GEMM_BYTES;
     const double all = relative(got, want, (size_t)n * (size_t)m),
-                 most = bytes || out_kind == IWP_GEMM_BYTES ? 1.5e-2
-                        : g->fine                           ? 4e-4
-                        : !split                            ? 6e-3
-                        : whole                             ? 1e-4
-                                                            : 4e-3;
+                 most = bytes || made_bytes            ? gated ? 2.5e-2 : 1.5e-2
+                        : g->fine                      ? 4e-4
+                        : !split                       ? 6e-3
+                        : whole(form) && whole(form_g) ? 1e-4
+                                                       : 4e-3;
     CHECK_MSG(all < most, "%s bulk form %d, %d x %d x %d, gate %d: relative L2 %g", g->name,
-              (int)form, n, k, m, gated, all);
+              (int)form, n, k, m, gate, all);
     CHECK_MSG(bad == 0, "%s bulk form %d, %d x %d x %d, gate %d: %d off", g->name, (int)form, n, k,
-              m, gated, bad);
+              m, gate, bad);
     free(w), free(wg), free(tiles), free(tiles_g), free(x), free(nw), free(bias), free(res),
         free(y);
     free(rows), free(out), free(scratch), free(xr), free(want), free(bound), free(got);
@@ -819,18 +829,28 @@ static void check_quantised(const struct iwp_gemm *g) {
     for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_FILE; form++) {
         if (!(g->forms & 1u << form)) continue;
         check_read(g, form);
-        check_bulk(g, form, 33, 256, 96, false);
-        check_bulk(g, form, 32, 512, 64, true);
+        check_bulk(g, form, NO_GATE, 33, 256, 96);
+        check_bulk(g, form, form, 32, 512, 64);
     }
     for (int form = IWP_GEMM_FILE_Q8_0; form <= IWP_GEMM_FILE; form++)
-        if (g->forms & 1u << form)
-            check_bulk(g, form, 40, block_of(form) ? 1536 : 1376, 96,
-                       form != IWP_GEMM_FILE_F16); /* pieces of k, the last one short */
-    if (!g->fine) check_bulk(g, IWP_GEMM_FILE_F16, 70, 1376, 160, true);
-    check_bulk(g, IWP_GEMM_Q4_0, 1, 32, 64, false);
-    check_bulk(g, IWP_GEMM_Q4_0, 70, 2592, 64, false); /* several blocks of k, the last one short */
-    check_bulk(g, IWP_GEMM_Q4_0, 515, 64, 64, true);   /* more rows than share a block */
-    check_bulk(g, IWP_GEMM_Q4_0, 33, 160, 160, true);  /* runs of columns, the last one short */
+        if (g->forms & 1u << form) /* pieces of k, the last one short */
+            check_bulk(g, form, form == IWP_GEMM_FILE_F16 ? NO_GATE : form, 40,
+                       block_of(form) ? 1792 : 1376, 96);
+    if (!g->fine) check_bulk(g, IWP_GEMM_FILE_F16, IWP_GEMM_FILE_F16, 70, 1376, 160);
+    check_bulk(g, IWP_GEMM_Q4_0, NO_GATE, 1, 32, 64);
+    check_bulk(g, IWP_GEMM_Q4_0, NO_GATE, 70, 2592, 64); /* more pieces */
+    /* More rows than share a block; runs of columns, the last one short. */
+    check_bulk(g, IWP_GEMM_Q4_0, IWP_GEMM_Q4_0, 515, 64, 64);
+    check_bulk(g, IWP_GEMM_Q4_0, IWP_GEMM_Q4_0, 33, 160, 160);
+    /* Gates of another form, behind an odd number of panels: the one between is half of both. */
+    static const enum iwp_gemm_form mixed[][2] = {
+        {IWP_GEMM_Q4_0, IWP_GEMM_FILE_Q6_K},      {IWP_GEMM_Q4_K, IWP_GEMM_FILE_Q5_K},
+        {IWP_GEMM_FILE_Q5_K, IWP_GEMM_Q4_0},      {IWP_GEMM_FILE_Q3_K, IWP_GEMM_FILE_Q6_K},
+        {IWP_GEMM_FILE_Q8_0, IWP_GEMM_FILE_BF16}, {IWP_GEMM_Q4_0, IWP_GEMM_Q6_K},
+    };
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++)
+        if (g->forms >> mixed[i][0] & g->forms >> mixed[i][1] & 1)
+            check_bulk(g, mixed[i][0], (int)mixed[i][1], 33, 256, 96);
 }
 
 static void check_path(const struct iwp_gemm *g) {
