@@ -84,7 +84,17 @@ static void read_panels(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_c
     }
 }
 
-/* products() of n rows and of columns of one form. */
+/* Two panels that are multiplied together: packed numbers may have been anything before, but what bytes are (enum
+ * cols8) is a constant of their product. */
+static inline bool alike(enum iwp_gemm_kind kind, enum iwp_gemm_form a, enum iwp_gemm_form b) {
+#if BYTES
+    if (kind == IWP_GEMM_BYTES) return cols8_of(a) == cols8_of(b);
+#endif
+    (void)kind, (void)a, (void)b;
+    return true;
+}
+
+/* products() of n rows and of columns that are alike. */
 static inline void products_of(enum iwp_gemm_kind kind, enum iwp_gemm_form form, int32_t panels,
                                float *const c[2], const char *rows, int32_t n,
                                const char *const cols[2], struct rests lo, int32_t steps, bool add,
@@ -125,7 +135,8 @@ static void bulk_rows(const struct iwp_gemm_bulk *op, int32_t col, int32_t n_col
                 const struct iwp_gemm_quant *from[2];
                 for (int32_t i = 0; i < 2; i++)
                     from[i] = p + i < n_cols / 32 ? &op->mat : &op->gate;
-                n = PAIRS && p + 1 < panels && from[0]->form == from[1]->form ? 2 : 1;
+                n = 1;
+                if (PAIRS && p + 1 < panels && alike(op->kind, from[0]->form, from[1]->form)) n = 2;
                 const struct rests lo = {lo_rows,
                                          rests[p] ? (size_t)panels * panel / sizeof(uint16_t) : 0};
                 float *const to[2] = {c + (size_t)p * SUMS, c + (size_t)(p + 1) * SUMS};
