@@ -70,9 +70,13 @@ float iwp_gemm_weight(const struct iwp_gemm *g, enum iwp_gemm_form form, const v
         return iwp_gemm_number(g, (const uint16_t *)panels + block * (size_t)g->block,
                                half * 512 + i / 2 * 32 + c * 2 + i % 2, j % 32);
     const struct iwp_gemm_cols8 *b = (const struct iwp_gemm_cols8 *)panels + block;
-    const float q = (float)b->q[half][i / 4][c][i % 4], s = b->scale[j % 32], l = b->least[j % 32];
-    const bool halves = form == IWP_GEMM_FILE_Q3_K || form == IWP_GEMM_FILE_Q6_K;
-    return halves ? (q - 32) * (i < 16 ? s : l) : q * s - l;
+    const float q = (float)b->q[half][i / 4][c][i % 4], s = b->scale[j % 32];
+    switch (form) {
+    case IWP_GEMM_Q4_0: return (q - 8) * s;
+    case IWP_GEMM_FILE_Q3_K:
+    case IWP_GEMM_FILE_Q6_K: return (q - 32) * (i < 16 ? s : b->second[j % 32]);
+    default: return q * s - b->least[j % 32];
+    }
 }
 
 size_t iwp_gemm_rows_size(const struct iwp_gemm *g, enum iwp_gemm_kind kind, int32_t n, int32_t k) {

@@ -95,9 +95,12 @@ struct iwp_gemm_rows8 {
 };
 struct iwp_gemm_cols8 {
     uint8_t q[2][8][16][4]; /* half of the columns, k/4, column, k%4 */
-    float scale[32],
-        least
-            [32]; /* a number is q scale - least; where 16 share a scale, (q - 32) times one of both */
+    /* A number is (q - 8) scale (q4_0), q scale - least (q4_K, q5_K) or, where 16 share a scale, (q - 32) times
+     * `scale` or, of the latter 16, `second`. */
+    float scale[32];
+    union {
+        float least[32], second[32];
+    };
 };
 
 /* A decoder's weights as ggml holds them, read while they are multiplied.  Its AMX buffers: tiles of 16 columns and

@@ -129,9 +129,7 @@ static void read_q4_0(struct iwp_gemm_cols8 *to, const struct iwp_gemm_quant *w,
             uint8_t d16[32];
             memcpy(d16, a, 16);
             memcpy(d16 + 16, a + row, 16);
-            const vf d = halves(d16);
-            save(t->scale + 16 * j, d);
-            save(t->least + 16 * j, d * all(8));
+            save(t->scale + 16 * j, halves(d16));
             for (int h = 0; h < 2; h++) /* signed ones */
                 put_nibbles(t->q[j] + 2 * h, t->q[j] + 4 + 2 * h, a + 16 + 64 * h,
                             a + row + 16 + 64 * h, 0x88888888u);
@@ -185,14 +183,16 @@ enum cols8 {
     EIGHTS,     /* less 8, which rows have ready: q4_0 */
     LEAST,      /* less a minimum, as a float: q4_K */
     LEAST_WIDE, /* the same, of up to 31: q5_K */
-    TWO_SCALES, /* less 32; `least` is the scale of the second 16 of k: q3_K, q6_K */
+    TWO_SCALES, /* less 32, with a second scale for the second 16 of k: q3_K, q6_K */
 };
 static inline enum cols8 cols8_of(enum iwp_gemm_form form) {
     switch (form) {
     case IWP_GEMM_Q4_0: return EIGHTS;
     case IWP_GEMM_Q4_K: return LEAST;
     case IWP_GEMM_FILE_Q5_K: return LEAST_WIDE;
-    default: return TWO_SCALES;
+    case IWP_GEMM_FILE_Q3_K:
+    case IWP_GEMM_FILE_Q6_K: return TWO_SCALES;
+    default: assert(false); return EIGHTS;
     }
 }
 

@@ -50,11 +50,11 @@ static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_r
                     }
                     if (kind == TWO_SCALES) {
                         s += (float)t[0] * (a[i].scale[r] * b[p][i].scale[j]);
-                        s += (float)t[1] * (a[i].scale[r] * b[p][i].least[j]);
+                        s += (float)t[1] * (a[i].scale[r] * b[p][i].second[j]);
                         continue;
                     }
-                    const int32_t all = t[0] + t[1] + (kind == EIGHTS ? a[i].start[r] : 0);
-                    s += (float)all * (a[i].scale[r] * b[p][i].scale[j]);
+                    const int32_t whole = t[0] + t[1] + (kind == EIGHTS ? a[i].start[r] : 0);
+                    s += (float)whole * (a[i].scale[r] * b[p][i].scale[j]);
                     if (kind != EIGHTS) s -= a[i].sum[r] * b[p][i].least[j];
                 }
                 c[p][r * 32 + j] = s;

@@ -3,7 +3,10 @@
 /* 16 columns of a block, and their sums. */
 struct lane8 {
     const uint8_t *b;
-    const float *scale, *least;
+    const float *scale;
+    union {
+        const float *least, *second;
+    };
     float *c;
 };
 
@@ -92,7 +95,7 @@ static inline __attribute__((always_inline)) void part8(const int rows, const in
         }
     }
     _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++) {
-        const vf scale = load(h ? lane[v].least : lane[v].scale);
+        const vf scale = load(h ? lane[v].second : lane[v].scale);
         _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++) {
             float *to = lane[v].c + (r + i) * 32;
             const vi t =
@@ -105,8 +108,10 @@ static inline __attribute__((always_inline)) void part8(const int rows, const in
 }
 
 static inline struct lane8 lane8_of(float *c, const struct iwp_gemm_cols8 *b, int half) {
-    return (struct lane8){b->q[half][0][0], b->scale + 16 * half, b->least + 16 * half,
-                          c + 16 * half};
+    return (struct lane8){.b = b->q[half][0][0],
+                          .scale = b->scale + 16 * half,
+                          .least = b->least + 16 * half,
+                          .c = c + 16 * half};
 }
 
 /* The rows of n blocks and one or (PAIRS) two panels. */
@@ -142,14 +147,10 @@ static void products8(int32_t panels, float *const c[2], const struct iwp_gemm_r
                       int32_t rows, const struct iwp_gemm_cols8 *const b[2], int32_t n, bool add,
                       enum cols8 kind, const char *const next[2]) {
     for (int i = 0; i < panels && !add; i++) memset(c[i], 0, SUMS * sizeof **c);
-    switch (kind) {
+    switch (WIDE8 && kind == LEAST_WIDE ? LEAST : kind) {
     case EIGHTS: tiles8(panels, c, a, rows, b, n, EIGHTS, next); break;
-    case LEAST_WIDE:
-        if (!WIDE8) {
-            tiles8(panels, c, a, rows, b, n, LEAST_WIDE, next);
-            break;
-        } /* fall through */
     case LEAST: tiles8(panels, c, a, rows, b, n, LEAST, next); break;
+    case LEAST_WIDE: tiles8(panels, c, a, rows, b, n, LEAST_WIDE, next); break;
     case TWO_SCALES: tiles8(panels, c, a, rows, b, n, TWO_SCALES, next); break;
     }
 }
