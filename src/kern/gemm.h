@@ -16,8 +16,8 @@
  * floats; 128 neighbours of k (in attention a whole row of q or k) share a scale, kept behind each block, and a
  * factor is off by at most 2^-12 of the largest they can be, by 2^-16 where one is far above the others.  8 bits
  * would be faster still, but features come out 1.3 to 5 % off (docs/SPEED.md); a decoder's rows are rounded to them
- * where its weights have 3 to 6.  Sums are exact to f32.  Results differ between paths of one form by the order of
- * summation only. */
+ * where its weights are q4_0 or q3_K to q6_K.  Sums are exact to f32.  Results differ between paths of one form by
+ * the order of summation only. */
 #ifndef IWP_KERN_GEMM_H
 #define IWP_KERN_GEMM_H
 
@@ -85,13 +85,14 @@ struct iwp_gemm_attend {
 /* What rows of a decoder's products are: numbers as this path packs them, sums of two such numbers, or bytes. */
 enum iwp_gemm_kind { IWP_GEMM_PLAIN, IWP_GEMM_SPLIT, IWP_GEMM_BYTES };
 
-/* Rows of bytes and weights of 3 to 6 bits, blocks of 32 × 32 one behind the other along k; 32 neighbours share a
- * scale, of weights of 3 and 6 bits 16. */
+/* Rows of bytes and weights of the types q4_0 and q3_K to q6_K, blocks of 32 × 32 one behind the other along k; 32
+ * neighbours share a scale, of q3_K and q6_K weights 16.  A row's sum is there as each product takes it: made of
+ * `half`, `start` cost 1 to 2 % of a product. */
 struct iwp_gemm_rows8 {
     int8_t q[32][32];         /* row, k */
-    float scale[32], sum[32]; /* of a row's numbers */
-    int32_t start[32];        /* -8 times the sum of a row's integers */
-    int16_t half[2][32];      /* the sums of 16 of them */
+    float scale[32], sum[32]; /* of a row's numbers: minima */
+    int32_t start[32];        /* -8 times the sum of a row's integers: q4_0 */
+    int16_t half[2][32];      /* the sums of 16 of them: q3_K, q6_K */
 };
 struct iwp_gemm_cols8 {
     uint8_t q[2][8][16][4]; /* half of the columns, k/4, column, k%4 */

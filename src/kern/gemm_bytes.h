@@ -1,9 +1,10 @@
-/* Rows of 8 bits and weights of 3 to 6 (struct iwp_gemm_rows8, iwp_gemm_cols8), for gemm_bulk.h: what packs and reads them;
- * gemm_dot8.h multiplies.
+/* Rows of bytes and weights that stay bytes, q4_0 and q3_K to q6_K (struct iwp_gemm_rows8, iwp_gemm_cols8), for
+ * gemm_bulk.h: what packs and reads them; gemm_dot8.h multiplies.
  *
- * Rows are rounded as ggml rounds them for such weights, by half a percent, where the weights' own rounding was
- * several; weights are taken as they are and sums over 32 neighbours are exact.  Unsigned bytes times signed ones
- * is what CPUs multiply twice as many of as 16-bit numbers. */
+ * Rows are rounded as ggml rounds them for q4_0 (for _K weights its scale is for 256): products are 0.5 % off, where
+ * the weights' own rounding was 2 % (q6_K) to 15 % (q3_K) of normal numbers.  Weights are taken as they are, and sums
+ * over neighbours that share a scale, 32 or 16, are exact.  Unsigned bytes times signed ones is what CPUs multiply
+ * twice as many of as 16-bit numbers. */
 #include <assert.h>
 
 enum { FITS8 = 16 }; /* runs whose scales are found together */
@@ -137,8 +138,8 @@ static void read_q4_0(struct iwp_gemm_cols8 *to, const struct iwp_gemm_quant *w,
     }
 }
 
-/* The 6-bit scales and minima of 32 k and 8 columns in 12 bytes: of the upper four columns two bits stand above
- * those of the lower four. */
+/* Eight 6-bit scales and minima in 12 bytes, of 32 k each: those of 8 columns (q4_K) or of one column's 256 k (q5_K).
+ * Of the upper four two bits stand above those of the lower four. */
 static inline void scales_k(float scale[8], float least[8], const uint8_t *p) {
     uint32_t s[3];
     memcpy(s, p, sizeof s);

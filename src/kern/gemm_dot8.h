@@ -51,7 +51,7 @@ static inline vi widen8(vi s) {
 }
 #endif
 
-/* The same in 32 bits, for weights of more than 4: 2 · 127 · 63. */
+/* The same in 32 bits, for weights of more than 4 bits, of which 16 bits hold two: 2 · 63 · 127. */
 static inline vi dot8_far(vi s, vi w, vi x) {
     return WIDE8 ? dot8(s, w, x) : s + widen8(dot8(ints(0), w, x));
 }

@@ -1,6 +1,7 @@
 /* Weights to panels of integers, for gemm_bulk.h: from ggml's CPU_REPACK buffers (gemm_bytes.h) and from rows as
- * files have them (gemm.h).  Numbers of 3 to 6 bits stay bytes; q8_0 ones are integers with a scale for 32 neighbours
- * already and are brought to the scale of their run; all others become floats first, a piece at a time. */
+ * files have them (gemm.h).  q4_0 and q3_K to q6_K stay bytes; q8_0 numbers are integers with a scale for 32
+ * neighbours already and are brought to the scale of their run; all others, q4_1, q5_0 and q5_1 too, become floats
+ * first, a piece at a time. */
 enum {
     FORMS = 1 << IWP_GEMM_Q4_0 | 1 << IWP_GEMM_Q4_K | 1 << IWP_GEMM_FILE_Q8_0 |
             1 << IWP_GEMM_FILE_F16 | 1 << IWP_GEMM_FILE_BF16 | 1 << IWP_GEMM_FILE_Q3_K |

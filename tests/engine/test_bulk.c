@@ -1,7 +1,7 @@
 /* Bulk products of quantised weights beside ggml's own on the same weights in the same layout, both against
  * double arithmetic on the numbers the weights stand for: factors must not be further off than ggml's
- * 8-bit activations (which 4-bit weights have here too, but for the order of sums), than bf16 ones for bf16 weights,
- * and 1e-5 for f16 ones.  Results may not depend on the number of threads nor on which rows go together. */
+ * 8-bit activations (which rows of q4_0 and q3_K to q6_K are here too, but not with AMX), than bf16 ones for bf16
+ * weights, and 1e-5 for f16 ones.  Results may not depend on the number of threads nor on which rows go together. */
 #include "model/bulk.h"
 #include "kern/cpu.h"
 #include "kern/gemm.h"

@@ -5,7 +5,7 @@
  * Everything else rounds factors.  To bf16 (at most 2^-9 each): the error of a result is below 2^-7 of the
  * sum of |products|, and over a whole array relative L2 below 0.5 %; split ones 2^-15 and 0.005 %.  To
  * integers (at most 2^-12 of the largest of 128): 2^-11 and 0.03 %, in attention, which rounds its weights
- * too, 0.04 %.  To bytes, rows of weights of 3 to 6 bits alone: 0.5 / 127 of the largest of 32.
+ * too, 0.04 %.  To bytes, the rows of q4_0 and q3_K to q6_K weights alone: 0.5 / 127 of the largest of 32.
  * `--bench` prints GFLOP/s of each path instead. */
 #include "test.h"
 
@@ -602,7 +602,7 @@ static void check_read(const struct iwp_gemm *g, enum iwp_gemm_form form) {
                          want = run[i % len_run];
             const double got = (double)iwp_gemm_weight(g, form, panels, len, j, i);
             /* bf16: a minimum is taken from a product of up to 128 scales.  Integers are parts of the
-             * largest of a run or, of q8_0, of what that could be; 4-bit ones stay what they are. */
+             * largest of a run or, of q8_0, of what that could be; bytes stay what they are. */
             double bound = 0x1p-8 * fabs(want) + 0x1p-18, most = 0;
             for (int t = 0; t < len_run; t++) most = fmax(most, fabs(run[t]));
             if (g->fine) bound = (form == IWP_GEMM_FILE_Q8_0 ? 0x1p-11 : 0x1.7p-14) * most;
