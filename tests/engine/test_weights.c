@@ -124,7 +124,7 @@ struct declared {
 static struct declared declare(const char *name, int use, bool rows_in_file) {
     const struct iwp_backend_params p = {.n_thread = 2, .rows_in_file = rows_in_file};
     const int64_t any[2] = {-1, -1};
-    struct declared d;
+    struct declared d = {0};
     iwp_err err = {0};
     CHECK_INT(iwp_backend_new(&d.b, &p, &err), 0);
     CHECK_MSG(iwp_gguf_open(&d.g, path, &err) == 0, "%s", err.msg);
