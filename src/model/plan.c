@@ -159,9 +159,10 @@ int64_t iwp_session_left(const struct iwp_session *s) {
         if (t->kind == IWP_STEP_RUN) {
             const int64_t done = i == s->at_step && s->at_row > t->first ? s->at_row : t->first;
             left += (rows - done) * (t->l0 < 0 ? s->e->d.n_layer : t->l1 - t->l0);
-        } else if (t->kind == IWP_STEP_CUT && s->stage[t->stage].n_keep < visual) {
-            rows -= visual - s->stage[t->stage].n_keep;
-            visual = s->stage[t->stage].n_keep;
+        } else if (t->kind == IWP_STEP_CUT) {
+            const int64_t keep = s->stage[t->stage].n_keep, cut = keep < visual ? visual - keep : 0;
+            rows -= cut;
+            visual -= cut;
         }
     }
     return left;
