@@ -3,9 +3,10 @@
  *
  * Bounds.  tile: the operands are packed already, so only f32 sums differ: 1e-5 of the sum of |products|.
  * Everything else rounds factors.  To bf16 (at most 2^-9 each): the error of a result is below 2^-7 of the
- * sum of |products|, and over a whole array relative L2 below 0.5 %; split ones 2^-15 and 0.005 %.  To
- * integers (at most 2^-12 of the largest of 128): 2^-11 and 0.03 %, in attention, which rounds its weights
- * too, 0.04 %.  To bytes, the rows of q4_0 and q3_K to q6_K weights alone: 0.5 / 127 of the largest of 32.
+ * sum of |products|, and over a whole array relative L2 below 0.5 % (0.7 % in attention with heads of 8, a
+ * small sample); split ones 2^-15 and 0.005 %.  To integers (at most 2^-12 of the largest of 128): 2^-11 and
+ * 0.03 %, in attention, which rounds its weights too, 0.04 %.  To bytes, the rows of q4_0 and q3_K to q6_K
+ * weights alone: 0.5 / 127 of the largest of 32.
  * `--bench` prints GFLOP/s of each path instead. */
 #include "test.h"
 
@@ -317,9 +318,12 @@ static void check_attend(const struct iwp_gemm *g, int32_t nq, int32_t nk, int32
     }
     const double e = relative(y, want, (size_t)nq * (size_t)dv);
     /* Large scores carry their rounding into the exponent, and a mean over many keys of one query is small
-     * beside its terms: wider bounds there.  So are heads of 8 numbers, a small sample: of 800 draws of 40 queries
-     * plain C in bf16 had a median of 0.35 %, 11 above 0.5 %, none above 0.61 %. */
-    const double bound = (size > 1 || nq == 1 ? 2e-2 : g->fine || d <= 8 ? 7e-3 : 5e-3) * share(g);
+     * beside its terms: wider bounds there.  So are heads of 8 bf16 numbers, a small sample: of 800 draws of 40 queries
+     * plain C had a median of 0.35 %, 11 above 0.5 %, none above 0.61 %. */
+    const double bound = (size > 1 || nq == 1             ? 2e-2
+                          : g->fine || (d <= 8 && !split) ? 7e-3
+                                                          : 5e-3) *
+                         share(g);
     CHECK_MSG(e < bound, "%s attend %d on %d, d %d, rope %d: relative L2 %g", g->name, nq, nk, d,
               rope, e);
     free(x), free(angles), free(y), free(scratch), free(want), free(s), free(q), free(k);
