@@ -779,6 +779,57 @@ static void check_bulk(const struct iwp_gemm *g, enum iwp_gemm_form form, int ga
     free(rows), free(out), free(scratch), free(xr), free(want), free(bound), free(got);
 }
 
+/* Rows of bytes with a number that is none: so is all that is made of them, and other rows do not see it. */
+static void check_none(const struct iwp_gemm *g, enum iwp_gemm_form form) {
+    enum { N = 35, K = 512, M = 64 };
+    static const struct {
+        int32_t row, k;
+        float x;
+    } none[] = {{5, 0, NAN}, {6, 77, INFINITY}, {6, 78, -INFINITY}, {N - 1, K - 1, -INFINITY}};
+    double *w = room(M * K * 8);
+    uint8_t *tiles = quantised(g, form, M, K, w);
+    float *x = normals(N * K, 1), *y[2] = {room(N * M * 4), room(N * M * 4)};
+    const size_t size = iwp_gemm_rows_size(g, IWP_GEMM_BYTES, N, M);
+    struct iwp_gemm_rows8 *rows = room(iwp_gemm_rows_size(g, IWP_GEMM_BYTES, N, K)),
+                          *out[2] = {room(size), room(size)};
+    void *scratch = room(iwp_gemm_bulk_scratch(g));
+    for (int i = 0; i < 2; i++) {
+        for (size_t t = 0; i == 1 && t < sizeof none / sizeof *none; t++)
+            x[none[t].row * K + none[t].k] = none[t].x;
+        g->pack_rows8(rows, x, K, 0, N, K, NULL);
+        struct iwp_gemm_bulk op = {.rows = rows,
+                                   .n = N,
+                                   .kind = IWP_GEMM_BYTES,
+                                   .out_kind = IWP_GEMM_BYTES,
+                                   .mat = quant_of(tiles, NULL, form, K, M),
+                                   .act = IWP_GEMM_NONE,
+                                   .y = y[i],
+                                   .stride = M,
+                                   .out = out[i]};
+        g->bulk(&op, 0, M, scratch);
+        op.gate = op.mat;
+        op.act = IWP_GEMM_SILU;
+        g->bulk(&op, 0, M, scratch);
+    }
+    int bad = 0;
+    for (int32_t r = 0; r < N; r++) {
+        const bool lost = r == 5 || r == 6 || r == N - 1;
+        for (int32_t j = 0; j < M; j++)
+            bad += lost ? !isnan(y[1][r * M + j]) : y[1][r * M + j] != y[0][r * M + j];
+        for (int32_t b = 0; b < M / 32; b++) {
+            const struct iwp_gemm_rows8 *t[2];
+            for (int i = 0; i < 2; i++) t[i] = out[i] + r / 32 * (M / 32) + b;
+            const int at = r % 32;
+            bad += lost ? !isnan(t[1]->scale[at])
+                        : t[1]->scale[at] != t[0]->scale[at] ||
+                              memcmp(t[1]->q[at], t[0]->q[at], sizeof t[0]->q[at]) != 0;
+        }
+    }
+    CHECK_MSG(bad == 0, "%s form %d, rows without numbers: %d off", g->name, (int)form, bad);
+    free(w), free(tiles), free(x), free(rows), free(scratch);
+    for (int i = 0; i < 2; i++) free(y[i]), free(out[i]);
+}
+
 /* Few rows, rounded to 16 bits: 2^-16 of the largest of 32 numbers each, every row as it would be alone. */
 static void check_few(const struct iwp_gemm *g, int32_t n, int32_t k, int32_t m) {
     double *w = room((size_t)(m * k) * 8);
@@ -833,6 +884,7 @@ static void check_quantised(const struct iwp_gemm *g) {
     for (int form = IWP_GEMM_Q4_0; form <= IWP_GEMM_FILE; form++) {
         if (!(g->forms & 1u << form)) continue;
         check_read(g, form);
+        if (g->bytes >> form & 1) check_none(g, form);
         check_bulk(g, form, NO_GATE, 33, 256, 96);
         check_bulk(g, form, form, 32, 512, 64);
     }
