@@ -1,7 +1,7 @@
 /* q8_0 weights as files have them (gemm.h), for gemm_few.h: 16 columns at a time, whose numbers are turned so that
  * a column's stay in its lane. */
 #define ALWAYS static inline __attribute__((always_inline)) /* what is passed is to be known */
-enum { FEW_VECS = 1, AHEAD = 16384 };                       /* bytes beyond the next 16 columns */
+enum { FEW_VECS = 1, AHEAD = 8192 };                       /* bytes beyond the next 16 columns */
 
 ALWAYS size_t few_step(void) { return Q8_0_BYTES; }
 ALWAYS size_t few_next(int32_t kt) { return (size_t)kt * 16 * Q8_0_BYTES; }
@@ -25,7 +25,7 @@ struct few_part { /* 16 neighbours of k, four in each lane of a vector */
 ALWAYS struct few_part few_open(const uint8_t *p, int half, int32_t kt, int32_t k) {
     const size_t row = (size_t)kt * Q8_0_BYTES;
     const uint8_t *ahead = p + 16 * row + AHEAD + (size_t)k * 15 * Q8_0_BYTES + 272 * half;
-    for (int i = 0; i < 272; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    for (int i = 0; i < 272; i += 64) __builtin_prefetch(ahead + i, 0, 3);
     struct few_part to;
     vi z[4], t[4];
     for (int i = 0; i < 4; i++) z[i] = few_load(p + (size_t)i * row + 2 + 16 * half, row);
