@@ -177,7 +177,7 @@ int32_t iwp_bulk_from(struct iwp_bulk *u, const struct ggml_tensor *w) {
     case IWP_GEMM_FILE_Q3_K:
     case IWP_GEMM_FILE_Q5_K:
     case IWP_GEMM_FILE_Q6_K: return 16;
-    case IWP_GEMM_FILE: return amx ? 64 : 48;
+    case IWP_GEMM_FILE: return amx ? 64 : w->type == GGML_TYPE_Q2_K ? 96 : 48;
     default: return amx ? 48 : 32;
     }
 }
