@@ -495,10 +495,18 @@ static void rotate(float *y, const float *x, const float *rope, int32_t half) {
     }
 }
 
+/* Rows of one head lie too far apart for a CPU to fetch the next ones by itself.  A load of what is not there would
+ * do nothing. */
+enum { SOON = 16 };
+static inline void come(const float *x, int32_t d) {
+    for (int32_t i = 0; i < d; i += 16) __builtin_prefetch(x + i, 0, 3);
+}
+
 /* n ≤ 32 rows of q or k to out [32][wide], rotated when there are angles, zeros around them. */
 static void whole_rows(float *out, int32_t wide, const float *x, int64_t stride, const float *rope,
                        int64_t rope_stride, int32_t n, int32_t d) {
     for (int32_t r = 0; r < n; r++, out += wide, x += stride) {
+        come(x + SOON * stride, d);
         for (int32_t i = d & ~15; i < wide; i += 16) save(out + i, all(0));
         if (rope)
             rotate(out, x, rope + r * rope_stride, d / 2);
@@ -577,6 +585,9 @@ static inline vf top_of(const float *s, int32_t n) {
 /* 2^x for x <= 0. */
 static inline vf weight(vf x) { return power2_within(larger(x, all(-126.0f))); }
 
+/* Where numbers have scales they have that of scores, too. */
+static inline vf logit(vf score, float scale2) { return SCALED ? score : score * all(scale2); }
+
 /* Keys of a step of the running softmax: with scales a run, whose weights have their own. */
 enum { STEP = SCALED ? 32 * RUN : IWP_GEMM_KEYS };
 
@@ -589,8 +600,8 @@ static inline vf put_weights(const struct step *t, int h, int32_t i, int32_t n, 
     vf total = all(0);
     for (int32_t k = 0; k < len; k += 2, s += 64) {
         vf a = all(0), b = all(0); /* keys that are not there weigh nothing */
-        if (k < given) a = weight((load(s) - base) * all(scale2));
-        if (k + 1 < given) b = weight((load(s + 32) - base) * all(scale2));
+        if (k < given) a = weight(logit(load(s) - base, scale2));
+        if (k + 1 < given) b = weight(logit(load(s + 32) - base, scale2));
         total += a + b;
         uint16_t *to = t->p + (size_t)((i + k) / 32) * BLOCK + h * 512 + k % 32 * 16;
         put_parts(to, a, b);
@@ -603,8 +614,8 @@ static inline vf put_weights(const struct step *t, int h, int32_t i, int32_t n, 
 static void soften(const struct step *t, int32_t n, int32_t n32, float scale2) {
     for (int h = 0; h < 2; h++) {
         const vf old = load(t->max + 16 * h), top = top_of(t->s + 16 * h, n), m = larger(top, old),
-                 base = SCALED ? top : m, factor = weight((old - m) * all(scale2)),
-                 f = SCALED ? weight((base - m) * all(scale2)) : all(1);
+                 base = SCALED ? top : m, factor = weight(logit(old - m, scale2)),
+                 f = SCALED ? weight(base - m) : all(1);
         vf l = load(t->total + 16 * h) * factor;
         for (int32_t i = 0; i < n32; i += 32 * RUN)
             l += put_weights(t, h, i, n, n32, base, scale2) * f;
@@ -696,11 +707,14 @@ static void pack_keys(const struct iwp_gemm_attend *op, const struct packed *w) 
                    op->n_k - i < 32 ? op->n_k - i : 32, op->d);
         pack_key_rows(w->k + (size_t)(i / 32) * (size_t)w->kt * BLOCK, w);
     }
-    for (int32_t i = 0; i < op->n_k; i += 32 * RUN)
+    for (int32_t i = 0; i < op->n_k; i += 32 * RUN) {
+        for (int32_t r = 0; r < 32 * RUN; r++)
+            come(op->v + (i + 32 * RUN + r) * op->v_stride, op->d_v);
         for (int low = 0; low <= w->split; low++)
             pack_turned(w->v + (low ? w->lo_v : 0) + (size_t)(i / 32) * BLOCK, w->nt * BLOCK,
                         op->v + i * op->v_stride, op->v_stride,
                         op->n_k - i < 32 * RUN ? op->n_k - i : 32 * RUN, op->d_v, low);
+    }
 }
 
 static void pack_queries(const struct iwp_gemm_attend *op, const struct packed *w, int32_t first,
@@ -798,8 +812,7 @@ static void attend_tiles(const struct iwp_gemm_attend *op, void *scratch) {
             for (int32_t i = 0, blocks; i < n; i += 32 * blocks) {
                 blocks = PAIRS && i + 32 < n ? 2 : 1;
                 attend_step(&w, i, blocks, key,
-                            op->n_k - key < STEP ? op->n_k - key : (int32_t)STEP,
-                            SCALED ? 1 : scale2);
+                            op->n_k - key < STEP ? op->n_k - key : (int32_t)STEP, scale2);
             }
         put_results(op, &w, first, n);
     }
