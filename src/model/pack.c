@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "kern/kern.h"
 #include "model/deal.h"
 
 static_assert((int)IWP_GEMM_GELU_TANH == (int)IWP_ACT_GELU_TANH &&
@@ -15,7 +16,10 @@ static_assert((int)IWP_GEMM_GELU_TANH == (int)IWP_ACT_GELU_TANH &&
                   (int)IWP_GEMM_SILU == (int)IWP_ACT_SILU,
               "both lists of activations have one order");
 
-enum { MAX_ROWS = 256 }; /* of a block: rows and one panel of weights stay in L2 */
+enum {
+    MAX_ROWS = 256,      /* of a block: rows and one panel of weights stay in L2 */
+    MAX_F32_K = 1 << 16, /* numbers of rows that do */
+};
 
 struct iwp_pack {
     const struct iwp_gemm *g;
@@ -154,6 +158,57 @@ struct ggml_tensor *iwp_pack_linear(struct ggml_context *ctx, struct ggml_tensor
     reserve(node->pack, iwp_gemm_linear_scratch(node->pack->g, op, node->block));
     struct ggml_tensor *args[2] = {x, res};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, out, x->ne[1], 1, 1, args, res ? 2 : 1, run_linear,
+                          GGML_N_TASKS_MAX, node);
+}
+
+/* ---- linear, in f32 ------------------------------------------------------------------------------ */
+
+/* Every unit turns its rows once and, for them, all of w: there is no copy of it. */
+static void run_f32(struct ggml_tensor *y, int ith, int nth, void *user) {
+    struct node *n = user;
+    const struct iwp_kern *kern = iwp_kern_get();
+    const struct ggml_tensor *x = y->src[0], *w = y->src[1], *res = y->src[2];
+    const int64_t k = x->ne[0], m = y->ne[0];
+    float *panel = n->pack->memory[ith], *rows = panel + k * IWP_PANEL;
+    for (int32_t u; (u = take(n, nth)) >= 0;) {
+        const int64_t first = (int64_t)u * n->block, count = rows_of(n, u, y);
+        for (int64_t i = 0; i < count; i++) { /* [k][IWP_BLOCK] */
+            const float *from = (const float *)x->data + (first + i) * k;
+            float *to = rows + i / IWP_BLOCK * IWP_BLOCK * k + i % IWP_BLOCK;
+            for (int64_t j = 0; j < k; j++) to[j * IWP_BLOCK] = from[j];
+        }
+        for (int64_t col = 0; col < m; col += IWP_PANEL) {
+            kern->to_lanes(panel, (const float *)w->data + col * k, k, (int32_t)k);
+            for (int64_t i = 0; i < count; i += IWP_BLOCK) {
+                float sums[IWP_BLOCK * IWP_PANEL];
+                kern->panel_dots(sums, panel, rows + i * k, IWP_BLOCK, (int32_t)k);
+                for (int64_t r = 0; r < IWP_BLOCK && i + r < count; r++) {
+                    const int64_t at = (first + i + r) * m + col;
+                    for (int64_t j = 0; j < IWP_PANEL; j++)
+                        ((float *)y->data)[at + j] =
+                            sums[r * IWP_PANEL + j] + (res ? ((float *)res->data)[at + j] : 0);
+                }
+            }
+        }
+    }
+}
+
+struct ggml_tensor *iwp_pack_f32(struct iwp_pack *p, struct ggml_context *ctx,
+                                 struct ggml_tensor *x, struct ggml_tensor *w,
+                                 struct ggml_tensor *res) {
+    const int64_t k = x->ne[0], m = w->ne[1], n = x->ne[1];
+    if (!p || w->type != GGML_TYPE_F32 || m % IWP_PANEL || k > MAX_F32_K) {
+        struct ggml_tensor *y = ggml_mul_mat(ctx, w, x);
+        return res ? ggml_add(ctx, y, res) : y;
+    }
+    struct node *node = node_new(p, ctx, 0);
+    const int64_t most = MAX_F32_K / k, share = (n + 2 * p->n_thread - 1) / (2 * p->n_thread),
+                  rows = share < most ? share : most;
+    node->block = (int32_t)((rows + IWP_BLOCK - 1) / IWP_BLOCK * IWP_BLOCK);
+    node->deal.n_unit = (int32_t)((n + node->block - 1) / node->block);
+    reserve(p, sizeof(float) * (size_t)(k * (IWP_PANEL + node->block)));
+    struct ggml_tensor *args[3] = {x, w, res};
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, m, n, 1, 1, args, res ? 3 : 2, run_f32,
                           GGML_N_TASKS_MAX, node);
 }
 

@@ -65,11 +65,10 @@ static struct ggml_tensor *embed(struct iwp_tower *t, struct graph *g, int64_t n
     g->in1 = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, n);
     ggml_set_input(g->in0);
     ggml_set_input(g->in1);
-    struct ggml_tensor *x =
-        ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t->patch_w, 3 * p * p, d), g->in0);
-    struct ggml_tensor *y =
-        ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t->patch_w1, 3 * p * p, d), g->in1);
-    x = ggml_add(ctx, x, y);
+    struct ggml_tensor *w0 = ggml_reshape_2d(ctx, t->patch_w, 3 * p * p, d),
+                       *w1 = ggml_reshape_2d(ctx, t->patch_w1, 3 * p * p, d);
+    struct ggml_tensor *x = iwp_pack_f32(t->pack, ctx, g->in0, w0, NULL);
+    x = iwp_pack_f32(t->pack, ctx, g->in1, w1, x);
     return t->patch_b ? ggml_add(ctx, x, t->patch_b) : x;
 }
 

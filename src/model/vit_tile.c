@@ -20,7 +20,8 @@ static struct ggml_tensor *embed(struct iwp_tower *t, struct graph *g, int32_t n
     g->in = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 3 * p * p, np * n);
     ggml_set_input(g->in);
     struct ggml_tensor *w = ggml_reshape_2d(ctx, t->patch_w, 3 * p * p, d);
-    struct ggml_tensor *x = iwp_vit_linear(ctx, g->in, w, t->patch_b);
+    struct ggml_tensor *x = iwp_pack_f32(t->pack, ctx, g->in, w, NULL);
+    if (t->patch_b) x = ggml_add(ctx, x, t->patch_b);
     x = ggml_reshape_3d(ctx, x, d, np, n);
     if (t->cls) {
         struct ggml_tensor *c = ggml_reshape_3d(ctx, t->cls, d, 1, 1);
