@@ -177,7 +177,8 @@ static void run_f32(struct ggml_tensor *y, int ith, int nth, void *user) {
             float *to = rows + i / IWP_BLOCK * IWP_BLOCK * k + i % IWP_BLOCK;
             for (int64_t j = 0; j < k; j++) to[j * IWP_BLOCK] = from[j];
         }
-        for (int64_t col = 0; col < m; col += IWP_PANEL) {
+        for (int64_t next = 0; next < m; next += IWP_PANEL) {
+            const int64_t col = next + IWP_PANEL < m ? next : m - IWP_PANEL; /* some twice */
             kern->to_lanes(panel, (const float *)w->data + col * k, k, (int32_t)k);
             for (int64_t i = 0; i < count; i += IWP_BLOCK) {
                 float sums[IWP_BLOCK * IWP_PANEL];
@@ -197,7 +198,7 @@ struct ggml_tensor *iwp_pack_f32(struct iwp_pack *p, struct ggml_context *ctx,
                                  struct ggml_tensor *x, struct ggml_tensor *w,
                                  struct ggml_tensor *res) {
     const int64_t k = x->ne[0], m = w->ne[1], n = x->ne[1];
-    if (!p || w->type != GGML_TYPE_F32 || m % IWP_PANEL || k > MAX_F32_K) {
+    if (!p || w->type != GGML_TYPE_F32 || m < IWP_PANEL || k > MAX_F32_K) {
         struct ggml_tensor *y = ggml_mul_mat(ctx, w, x);
         return res ? ggml_add(ctx, y, res) : y;
     }

@@ -44,7 +44,7 @@ struct ggml_tensor *iwp_pack_linear(struct ggml_context *ctx, struct ggml_tensor
                                     const struct iwp_pack_norm *norm, struct ggml_tensor *const *w,
                                     struct ggml_tensor *const *b, int32_t n,
                                     struct ggml_tensor *res);
-/* x · w + res, nothing rounded; w [m][k] as it is.  Without p, or of other shapes, by ggml.  res may be NULL. */
+/* x · w + res, nothing rounded; w [m][k] as it is.  Without p, or for few columns, by ggml.  res may be NULL. */
 struct ggml_tensor *iwp_pack_f32(struct iwp_pack *p, struct ggml_context *ctx,
                                  struct ggml_tensor *x, struct ggml_tensor *w,
                                  struct ggml_tensor *res);
