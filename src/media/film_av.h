@@ -18,7 +18,7 @@
     X(av_dict_free) X(av_dict_set) X(av_dict_set_int) X(av_display_rotation_get) \
     X(av_find_best_stream) X(av_frame_alloc) X(av_frame_clone) X(av_frame_copy_props) \
     X(av_frame_free) X(av_frame_get_buffer) X(av_frame_get_side_data) X(av_frame_unref) X(av_free) \
-    X(av_freep) X(av_log_set_callback) X(av_malloc) X(av_match_list) X(av_opt_set_int) \
+    X(av_freep) X(av_log_set_callback) X(av_malloc) X(av_match_list) X(av_max_alloc) X(av_opt_set_int) \
     X(av_packet_alloc) X(av_packet_free) X(av_packet_unref) X(av_pix_fmt_count_planes) \
     X(av_pix_fmt_desc_get) X(av_read_frame) X(av_seek_frame) X(av_stream_get_side_data) \
     X(av_strerror) X(avcodec_alloc_context3) X(avcodec_find_decoder) X(avcodec_flush_buffers) \

@@ -1,6 +1,6 @@
-/* Inside of a film, shared by its files: film_source.c (bytes, demuxer, decoder, messages),
- * film_index.c (which packet is which frame), film_picture.c (turning, RGB), film.c (choosing and
- * decoding).  Only these files know FFmpeg. */
+/* Inside of a film, shared by its files: film_check.c (before FFmpeg sees it), film_source.c (bytes,
+ * demuxer, decoder, messages), film_index.c (which packet is which frame), film_picture.c (turning, RGB),
+ * film.c (choosing and decoding).  Only these files know FFmpeg. */
 #ifndef IWP_MEDIA_FILM_IMPL_H
 #define IWP_MEDIA_FILM_IMPL_H
 
@@ -61,6 +61,11 @@ struct iwp_film {
     AVFrame **early; /* [n_chosen] frames that came before their turn */
     struct iwp_image last;
 };
+
+/* Refuses files that would take much memory for nothing, or that were cut off without a trace. */
+int iwp_film_check(struct iwp_film *f, iwp_err *err);
+/* Up to n bytes at a place of the file: how many, or an FFmpeg error code. */
+int iwp_film_read_at(const struct iwp_film *f, int64_t at, uint8_t *to, int n);
 
 /* Opens what is not open: bytes, demuxer, decoder.  Also to begin again from the first packet. */
 int iwp_film_rewind(struct iwp_film *f, iwp_err *err);

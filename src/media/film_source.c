@@ -15,7 +15,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { IO_BUFFER = 1 << 16, MAX_PIXELS = 36 << 20 };
+enum {
+    IO_BUFFER = 1 << 16,
+    MAX_PIXELS = 36 << 20,
+    MAX_ALLOC = MAX_PIXELS * 8 + (1 << 20), /* a picture of the most bytes per pixel, at once */
+    MAX_STREAMS = 100                       /* with covers and fonts */
+};
 
 static const char formats[] = "mov,matroska,avi,gif";
 static const char codecs[] =
@@ -34,11 +39,17 @@ static void on_message(void *ctx, int level, const char *fmt, va_list args) {
         if ((unsigned char)*p < ' ') *p = p[1] ? ' ' : 0;
 }
 
-static void catch_messages(void) { iwp_av.av_log_set_callback(on_message); }
+static void set_up(void) {
+    iwp_av.av_log_set_callback(on_message);
+    iwp_av.av_max_alloc(MAX_ALLOC);
+}
 
 int iwp_film_error(const struct iwp_film *f, int av, const char *what, iwp_err *err) {
     char text[AV_ERROR_MAX_STRING_SIZE] = "";
-    if (av == AVERROR(ENOMEM)) return iwp_err_set(err, IWP_ENOMEM, "%s: out of memory", f->label);
+    if (av == AVERROR(ENOMEM))
+        return iwp_err_set(err, IWP_ENOMEM,
+                           "%s: takes more than %d MB at once or %d streams, or memory is out",
+                           f->label, MAX_ALLOC >> 20, MAX_STREAMS);
     if (av == AVERROR_EXIT) return iwp_err_set(err, IWP_ECANCELLED, "interrupted");
     iwp_av.av_strerror(av, text, sizeof text);
     return iwp_err_set(err, IWP_EFORMAT, "%s: %s: %s%s%s", f->label, what, text,
@@ -57,21 +68,23 @@ static int interrupt(void *film) {
 
 /* ---- bytes ------------------------------------------------------------------------------------- */
 
+int iwp_film_read_at(const struct iwp_film *f, int64_t at, uint8_t *to, int n) {
+    if (at < 0 || at >= f->size) return AVERROR_EOF;
+    if (n > f->size - at) n = (int)(f->size - at);
+    if (f->fd < 0) {
+        memcpy(to, f->data + at, (size_t)n);
+        return n;
+    }
+    ssize_t got;
+    do got = pread(f->fd, to, (size_t)n, at);
+    while (got < 0 && errno == EINTR);
+    return got < 0 ? AVERROR(errno) : got == 0 ? AVERROR_EOF : (int)got;
+}
+
 static int read_bytes(void *film, uint8_t *to, int n) {
     struct iwp_film *f = film;
-    if (f->at < 0 || f->at >= f->size) return AVERROR_EOF;
-    if (n > f->size - f->at) n = (int)(f->size - f->at);
-    if (f->fd < 0) {
-        memcpy(to, f->data + f->at, (size_t)n);
-    } else {
-        ssize_t got;
-        do got = pread(f->fd, to, (size_t)n, f->at);
-        while (got < 0 && errno == EINTR);
-        if (got < 0) return AVERROR(errno);
-        if (got == 0) return AVERROR_EOF;
-        n = (int)got;
-    }
-    f->at += n;
+    n = iwp_film_read_at(f, f->at, to, n);
+    if (n > 0) f->at += n;
     return n;
 }
 
@@ -113,6 +126,7 @@ static int open_demuxer(struct iwp_film *f, iwp_err *err) {
     f->fmt->interrupt_callback = (AVIOInterruptCB){interrupt, f};
     iwp_av.av_dict_set(&opts, "format_whitelist", formats, 0);
     iwp_av.av_dict_set(&opts, "codec_whitelist", codecs, 0);
+    iwp_av.av_dict_set_int(&opts, "max_streams", MAX_STREAMS, 0);
     int rc = iwp_av.avformat_open_input(&f->fmt, "", NULL, &opts);
     iwp_av.av_dict_free(&opts);
     if ((rc == AVERROR_INVALIDDATA && !said[0]) || strstr(said, "whitelist"))
@@ -120,35 +134,6 @@ static int open_demuxer(struct iwp_film *f, iwp_err *err) {
                            "%s: is no MP4, MOV, MKV, WebM, AVI or GIF film, nor a folder of frames",
                            f->label);
     return rc < 0 ? iwp_film_error(f, rc, "cannot be read", err) : 0;
-}
-
-/* An EBML number of up to 8 bytes at *at, -1 when it is cut off or means "unknown". */
-static int64_t ebml_size(const uint8_t *p, int n, int *at) {
-    int len = 1;
-    if (*at >= n) return -1;
-    while (len <= 8 && !(p[*at] & 0x80 >> (len - 1))) len++;
-    if (len > 8 || *at + len > n) return -1;
-    uint64_t v = p[*at] & (0xffu >> len);
-    for (int i = 1; i < len; i++) v = v << 8 | p[*at + i];
-    *at += len;
-    return v == (1ull << (7 * len)) - 1 ? -1 : (int64_t)v;
-}
-
-/* The demuxer takes the end of a Matroska file that was cut off for its proper end. */
-static int check_whole(struct iwp_film *f, iwp_err *err) {
-    uint8_t head[4096];
-    f->at = 0;
-    int n = read_bytes(f, head, sizeof head), at = 4;
-    if (n < 12 || memcmp(head, "\x1a\x45\xdf\xa3", 4) != 0) return 0;
-    int64_t size = ebml_size(head, n, &at);
-    if (size < 0 || size > n - at - 4 || memcmp(head + at + size, "\x18\x53\x80\x67", 4) != 0)
-        return 0;
-    at += (int)size + 4;
-    size = ebml_size(head, n, &at);
-    IWP_REQUIRE(size <= f->size - at, err, IWP_EFORMAT,
-                "%s: is cut off: %lld of %lld bytes are there", f->label, (long long)f->size,
-                (long long)size + at);
-    return 0;
 }
 
 /* Finds out what the headers leave open, as ffmpeg does, in small steps and with our limits. */
@@ -203,12 +188,12 @@ static int open_decoder(struct iwp_film *f, iwp_err *err) {
 
 int iwp_film_rewind(struct iwp_film *f, iwp_err *err) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, catch_messages);
+    pthread_once(&once, set_up);
     said[0] = 0;
     iwp_av.avformat_close_input(&f->fmt);
     if (f->io) iwp_av.av_freep(&f->io->buffer);
     iwp_av.avio_context_free(&f->io);
-    IWP_TRY(check_whole(f, err));
+    IWP_TRY(iwp_film_check(f, err));
     IWP_TRY(open_demuxer(f, err));
     IWP_TRY(probe_streams(f, err));
     if (f->dec)

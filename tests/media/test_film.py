@@ -184,6 +184,36 @@ def bad_files(d):
     write("huge.mp4", bytes(huge))
     _, _, text, rc, _ = frames(p("huge.mp4"), "0")
     check(rc in (0, 1) and text.count("\n") <= 1, f"huge.mp4: {text!r}")
+    # claims of millions of frames: in a fragment, in a track, behind a cover of boxes; never the memory for them
+    def claims(name, data, *words):
+        write(name, bytes(data))
+        expect(name, *words)
+        pid = subprocess.Popen([tool, p(name), "0"], stderr=subprocess.DEVNULL).pid
+        most = os.wait4(pid, 0)[2].ru_maxrss // 1024
+        check(most < 600, f"{name}: took {most} MB")
+
+    parts = bytearray(open(p("fragments.mp4"), "rb").read())
+    at = parts.rfind(b"trun") + 4
+    parts[at:at + 8] = struct.pack(">II", 1, 80_000_000)  # no bytes of its own for any of them
+    claims("parts.mp4", parts, "80000", "bytes")
+    cover = parts[:]
+    at = cover.rfind(b"moof") - 4
+    cover[at:at] = struct.pack(">I4s", 16, b"udta") + struct.pack(">I4s", 8, b"free")
+    claims("cover.mp4", cover, "80000")
+    table = bytearray(fast)
+    at = table.find(b"stsz") + 8
+    table[at:at + 8] = struct.pack(">II", 1, 80_000_000)  # all of one size
+    claims("table.mov", table, "80000")
+    deep = b"".join(struct.pack(">I4s", 8 * (40 - i), b"moov") for i in range(40))
+    claims("deep.mp4", fast[:fast.find(b"moov") - 4] + deep, "boxes in boxes")
+    # as many frames as bytes, in many tracks
+    at = fast.find(b"moov") + 4
+    end = at + struct.unpack(">I", fast[at - 8:at - 4])[0] - 8
+    trak = fast.find(b"trak") - 4
+    track = fast[trak:trak + struct.unpack(">I", fast[trak:trak + 4])[0]]
+    many = bytearray(fast[:at - 8]) + struct.pack(">I4s", end - at + 8 + 400 * len(track), b"moov") \
+        + fast[at:end] + track * 400 + fast[end:]
+    claims("many.mov", many, "100 streams")
     # noise over the pictures themselves: one line or frames, never more
     rng = random.Random(5)
     for name in ("bframes.mp4", "opengop.mkv", "vp9.webm", "hevc.mp4", "animated.gif"):
