@@ -1,4 +1,4 @@
-/* malloc and friends of the program that includes this count while `counting` is set.  Sanitizers bring their
+/* malloc and friends of the program that includes this count while `counting` is set, and note the largest size.  Sanitizers bring their
  * own. */
 #ifndef IWP_TESTS_COUNT_ALLOC_H
 #define IWP_TESTS_COUNT_ALLOC_H
@@ -19,19 +19,27 @@
 #endif
 
 static atomic_int counting, n_alloc;
+static _Atomic size_t most_alloc;
+static inline void count_one(size_t n) {
+    if (!counting) return;
+    n_alloc++;
+    if (n > most_alloc) most_alloc = n;
+}
 #if !defined(SANITIZED) && defined(__GLIBC__)
 #define COUNTS 1
+#pragma GCC visibility push(default) /* libraries' allocations, too */
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
     *__libc_memalign(size_t, size_t);
-void *malloc(size_t n) { return n_alloc += counting, __libc_malloc(n); }
-void *calloc(size_t n, size_t m) { return n_alloc += counting, __libc_calloc(n, m); }
-void *realloc(void *p, size_t n) { return n_alloc += counting, __libc_realloc(p, n); }
-void *aligned_alloc(size_t a, size_t n) { return n_alloc += counting, __libc_memalign(a, n); }
+void *malloc(size_t n) { return count_one(n), __libc_malloc(n); }
+void *calloc(size_t n, size_t m) { return count_one(n * m), __libc_calloc(n, m); }
+void *realloc(void *p, size_t n) { return count_one(n), __libc_realloc(p, n); }
+void *aligned_alloc(size_t a, size_t n) { return count_one(n), __libc_memalign(a, n); }
 int posix_memalign(void **out, size_t a, size_t n) {
-    n_alloc += counting;
+    count_one(n);
     *out = __libc_memalign(a, n);
     return *out ? 0 : ENOMEM;
 }
+#pragma GCC visibility pop
 #endif
 
 /* The counter works; under a sanitizer it says that it does not. */

@@ -10,11 +10,24 @@
 #include "base/err.h"
 #include "media/decode.h"
 
+enum { MAX_CHUNK = 16 << 20 };
+
 struct reader {
     const uint8_t *data;
     size_t n, at;
     char text[160];
 };
+
+/* libpng gets memory for a whole chunk before it reads any of it, however long it claims to be. */
+static void *get(png_structp png, png_alloc_size_t n) {
+    const struct reader *r = png_get_mem_ptr(png);
+    return n <= MAX_CHUNK || n <= r->n ? malloc(n) : NULL;
+}
+
+static void put_back(png_structp png, void *p) {
+    (void)png;
+    free(p);
+}
 
 static void stop(png_structp png, png_const_charp text) {
     struct reader *r = png_get_error_ptr(png);
@@ -80,7 +93,8 @@ int iwp_decode_png(const uint8_t *data, size_t n, const struct iwp_image_limits 
     png_infop info = NULL;
     uint8_t *volatile raw = NULL; /* volatile: read after longjmp */
     int volatile rc = 0;
-    png_structp png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, stop, ignore);
+    png_structp png =
+        png_create_read_struct_2(PNG_LIBPNG_VER_STRING, &r, stop, ignore, &r, get, put_back);
     IWP_REQUIRE(png, err, IWP_ENOMEM, "no memory to read a PNG");
     if (setjmp(png_jmpbuf(png))) {
         rc = iwp_err_set(err, IWP_EFORMAT, "broken PNG: %s", r.text);
@@ -91,7 +105,7 @@ int iwp_decode_png(const uint8_t *data, size_t n, const struct iwp_image_limits 
     png_set_read_fn(png, &r, feed);
     /* Our own check below names the limit; libpng's would speak of IHDR data. */
     png_set_user_limits(png, 0x7fffffff, 0x7fffffff);
-    png_set_chunk_malloc_max(png, 16 << 20);
+    png_set_chunk_malloc_max(png, MAX_CHUNK);
     png_read_info(png, info);
     rc = iwp_decode_start("PNG", png_get_image_width(png, info), png_get_image_height(png, info),
                           lim, out, err);

@@ -2,6 +2,7 @@
 #include <stdbool.h>
 
 #include "base/file.h"
+#include "count_alloc.h"
 #include "media_test.h"
 
 static void test_all_formats(void) {
@@ -93,6 +94,22 @@ static size_t png_header(uint8_t *out, uint32_t w, uint32_t h) {
     return 45;
 }
 
+/* A chunk that claims to be larger than the file is not waited for. */
+static void test_png_chunk(void) {
+    uint8_t b[64];
+    iwp_err err;
+    const size_t n = png_header(b, 5, 5) - 12;
+    put32(b + n, 0x7e000000);
+    memcpy(b + n + 4, "zTXttext", 8);
+    check_counter();
+    most_alloc = 0;
+    counting = 1;
+    CHECK_INT(decode(b, n + 12, NULL, &err), IWP_EFORMAT);
+    counting = 0;
+    CHECK(strstr(err.msg, "truncated"));
+    CHECK_MSG(most_alloc < 32 << 20, "%zu bytes at once for a PNG of %zu", most_alloc, n + 12);
+}
+
 static void test_limits(void) {
     uint8_t b[64];
     iwp_err err;
@@ -155,6 +172,7 @@ int main(void) {
     test_all_formats();
     test_damaged();
     test_limits();
+    test_png_chunk();
     test_scans();
     return test_done();
 }
