@@ -36,7 +36,7 @@ static const struct iwp_opt bench_opts[] = {
     {"--kv-heads", "N", IWP_OPT_INT, AT(kv_heads), 1, 1024, NULL, "KV heads (default 4)"},
     {"--head-size", "N", IWP_OPT_INT, AT(d), 32, 512, NULL, "size of a head (default 128)"},
     {"--megabytes", "N", IWP_OPT_INT, AT(megabytes), 1, 1 << 16, NULL,
-     "caches of decode, in all (default 512)"},
+     "caches of decode, in all; more than the CPU's hold (default 512)"},
     {"-t, --threads", "N", IWP_OPT_INT, AT(threads), 1, MAX_THREAD, NULL,
      "threads (default: all CPUs)"},
     {"-r, --repeats", "N", IWP_OPT_INT, AT(repeats), 1, MAX_RUNS, NULL,
@@ -241,8 +241,8 @@ static int one_case(struct bench *b, enum ggml_type type, int32_t n, int32_t key
     const struct args *a = b->a;
     double own[MAX_RUNS], ggml[MAX_RUNS], read[MAX_RUNS];
     const size_t bytes = 2 * (size_t)keys * ggml_row_size(type, (int64_t)a->kv_heads * a->d);
-    const int32_t many = (int32_t)(((size_t)a->megabytes << 20) / bytes) + 1;
-    const int32_t n_layer = n > 1 ? 1 : many < MAX_LAYER ? many : MAX_LAYER;
+    const size_t many = ((size_t)a->megabytes << 20) / bytes;
+    const int32_t n_layer = n > 1 || many < 1 ? 1 : many < MAX_LAYER ? (int32_t)many : MAX_LAYER;
     int rc = 0;
     IWP_TRY_GOTO(fill_caches(b, type, keys, n_layer, err));
     for (int32_t i = 0; i < n; i++) /* causal, as ggml wants to be told */
@@ -315,6 +315,7 @@ static int run(struct bench *b, int32_t most, iwp_err *err) {
     const size_t n = (size_t)a->rows * (size_t)a->heads * (size_t)a->d;
     const struct iwp_backend_params p = {.n_thread = a->threads};
     uint64_t seed = 3;
+    iwp_cli_warn_threads(a->threads);
     IWP_TRY(iwp_backend_new(&b->b, &p, err));
     IWP_TRY(iwp_attend_new(&b->attend, a->heads, a->kv_heads, a->d, b->b->n_thread, err));
     const char *path = getenv("IWP_CPU");

@@ -113,6 +113,7 @@ static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_sessio
     struct bench b = {e, a, sp};
     const struct iwp_bench_grid grid = {a->prune, a->keep, a->layer, measure, &b};
     const struct iwp_engine_info info = iwp_engine_info(e);
+    IWP_TRY(iwp_bench_grid_layer(a->layer, &info, err));
     iwp_bench_rows_begin(rows, &info, a->format);
     IWP_TRY(iwp_bench_grid_run(&grid, rows, err));
     return iwp_bench_rows_end(rows, err);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/cpus.h"
 #include "base/err.h"
 #include "cli/bench_json.h"
 #include "cli/cmd.h"
@@ -36,8 +37,9 @@ static const char *const examples[] = {"iwp bench machine", "all limits", "iwp b
 static const struct iwp_command command = {
     .name = "bench machine",
     .usage = "[options]",
-    .about = "Measures the CPU's limits: multiply-adds of every instruction set it has, in GFLOP/s "
-             "(GOP/s for int8; a multiply-add counts two), and the rate of reading memory.",
+    .about = "Measures the CPU's limits: multiply-adds of every instruction set it has (whatever "
+             "IWP_CPU hides from the rest), in GFLOP/s (GOP/s for int8; a multiply-add counts "
+             "two), and the rate of reading memory.",
     .examples = examples,
 };
 
@@ -110,6 +112,9 @@ static int run(const struct args *a, struct iwp_json_out *j, iwp_err *err) {
     const size_t bytes = (size_t)a->megabytes << 20;
     uint8_t *memory = malloc(bytes);
     int rc = 0;
+    if (a->threads > iwp_cpu_count())
+        IWP_FAIL(err, IWP_EINVAL, "-t %d: %d CPUs can be used, and that is the limit", a->threads,
+                 iwp_cpu_count());
     if (!job || !memory) IWP_FAIL(err, IWP_ENOMEM, "out of memory for %d MB", a->megabytes);
     IWP_TRY_GOTO(iwp_cli_exec(&pool, a->threads, &exec, err));
     const int32_t n = exec.n_thread;

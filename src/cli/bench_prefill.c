@@ -182,6 +182,7 @@ static int run_grid(iwp_engine *e, const struct bench_args *a, struct iwp_sessio
     const int32_t n_pos = strcmp(info.arch, "qwen2vl") == 0 ? 3 : 1;
     const struct iwp_strings ps = prompts(a);
     sp.reserve = a->decode + 16;
+    IWP_TRY(iwp_bench_grid_layer(a->layer, &info, err));
     iwp_bench_rows_begin(rows, &info, a->format);
     for (int32_t i = 0; i < ps.n; i++) {
         int64_t n;

@@ -261,6 +261,7 @@ static int run(struct bench *b, iwp_err *err) {
     const struct args *a = b->a;
     const struct iwp_backend_params p = {.n_thread = a->threads};
     uint64_t seed = 3;
+    iwp_cli_warn_threads(a->threads);
     IWP_TRY(iwp_backend_new(&b->b, &p, err));
     IWP_TRY(iwp_bulk_new(&b->bulk, b->b, err));
     IWP_TRY(iwp_sched_new(&b->sched, b->b, 4 * MAX_COPY, err));

@@ -199,6 +199,12 @@ int iwp_bench_grid_check(const struct iwp_strings *prune, const struct iwp_strin
     return 0;
 }
 
+int iwp_bench_grid_layer(int32_t layer, const struct iwp_engine_info *e, iwp_err *err) {
+    IWP_REQUIRE(layer < e->n_layer, err, IWP_EINVAL,
+                "--prune-layer %d: the decoder has layers 0 to %d", layer, e->n_layer - 1);
+    return 0;
+}
+
 static int add_case(const struct iwp_bench_grid *g, const char *name, const char *keep,
                     struct iwp_bench_rows *rows, iwp_err *err) {
     struct iwp_bench_row row = iwp_bench_row();

@@ -45,6 +45,9 @@ int iwp_bench_grid_run(const struct iwp_bench_grid *g, struct iwp_bench_rows *ro
 int iwp_bench_grid_check(const struct iwp_strings *prune, const struct iwp_strings *keep,
                          bool picture, iwp_err *err);
 
+/* That so deep a layer is there, before the first row is measured; -1: the method's. */
+int iwp_bench_grid_layer(int32_t layer, const struct iwp_engine_info *e, iwp_err *err);
+
 double iwp_bench_median(double *v, int32_t n); /* sorts */
 int64_t iwp_bench_peak_rss(void);
 

@@ -84,4 +84,7 @@ const char *iwp_cli_cpu(unsigned features);
 /* A pool of n threads (0 = all CPUs) as the library wants it. */
 int iwp_cli_exec(iwp_pool **pool, int32_t n_thread, struct iwp_exec *exec, iwp_err *err);
 
+/* Says so when there are more threads than CPUs. */
+void iwp_cli_warn_threads(int32_t n);
+
 #endif

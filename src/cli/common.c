@@ -4,6 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/cpus.h"
 #include "base/err.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -156,6 +157,13 @@ const char *iwp_cli_cpu(unsigned f) {
            : f & IWP_CPU_AVX512                      ? "avx512"
            : f & IWP_CPU_AVX2                        ? "avx2"
                                                      : iwp_cpu_name();
+}
+
+void iwp_cli_warn_threads(int32_t n) {
+    const int32_t cpus = iwp_cpu_count();
+    if (n > cpus)
+        iwp_log(IWP_LOG_WARN, "-t %d: %d CPU%s can be used, and more threads wait for each other",
+                n, cpus, cpus == 1 ? "" : "s");
 }
 
 int iwp_cli_exec(iwp_pool **pool, int32_t n_thread, struct iwp_exec *exec, iwp_err *err) {

@@ -95,10 +95,7 @@ int iwp_model_args_engine(struct iwp_model_args *a, struct iwp_engine_params *p,
     p->chat_template = iwp_model_args_raw(a) ? NULL : a->chat_template;
     p->rpc = a->rpc;
     p->n_thread = a->threads;
-    const int32_t cpus = iwp_cpu_count();
-    if (a->threads > cpus)
-        iwp_log(IWP_LOG_WARN, "-t %d: %d CPU%s can be used, and more threads wait for each other",
-                a->threads, cpus, cpus == 1 ? "" : "s");
+    iwp_cli_warn_threads(a->threads);
     p->n_gpu = a->n_gpu;
     return 0;
 }

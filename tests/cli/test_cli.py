@@ -323,8 +323,9 @@ def test_bench_select():
 
 def test_bench_machine():
     refused(["bench", "machine", "--seconds", "0"], 2, "--seconds")
-    got = json.loads(run("bench", "machine", "--seconds", "0.01", "--megabytes", "8", "-t", "2", "-o", "json").stdout)
-    check(got["threads"] == 2 and {"f32 fma", "memory read"} <= {r["what"] for r in got["rows"]}, "bench machine: rows")
+    got = json.loads(run("bench", "machine", "--seconds", "0.01", "--megabytes", "8", "-o", "json").stdout)
+    check(got["threads"] >= 1 and {"f32 fma", "memory read"} <= {r["what"] for r in got["rows"]}, "bench machine: rows")
+    refused(["bench", "machine", "-t", "99"], 1, "CPUs can be used")
     names = [r["what"] for r in got["rows"]]
     check((got["cpu"] == "amx") == any("amx" in x for x in names), f"bench machine: cpu {got['cpu']} with {names}")
     check(all((r["unit"] == "GOP/s") == ("int8" in r["what"]) for r in got["rows"]), "bench machine: integers are no FLOP")

@@ -34,12 +34,14 @@ echo "$out"
 grep -q ', iwp as c, 1 threads' <<<"$out"
 grep -qE '^\| prefill \| qwen2-0.5b q8_0, 1 layers, 32 rows \(-fa [01]\) \| t/s \| [0-9.]+ \| [0-9.]+ \| [0-9]+\.[0-9]{2} \|' <<<"$out"
 peer=$(dirname "$0")/../../scripts/bench-peer
-for bad in "-r 0" "--layers 0" "--size foo" "-p 0" "--tower bogus" "--type q4_0,bogus" "--shape bogus" "--peer-fa 2" "--files /dev/null/x" "--json $tmp/gone/x.json"; do # told before anything is measured
+for bad in "-r 0" "--layers 0" "--layers 999" "--size foo" "-p 0" "--tower bogus" "--type q4_0,bogus" "--shape bogus" "--peer-fa 2" "--files /dev/null/x" "--json $tmp/gone/x.json"; do # told before anything is measured
     rc=0 && "$peer" prefill --build "$1" --files "$tmp/made" $bad >/dev/null 2>"$tmp/err" || rc=$?
     if [ $rc != 2 ] || grep -q Traceback "$tmp/err" || ls "$tmp/made"/*.gguf >/dev/null 2>&1; then
         echo "bench-peer $bad: exit $rc" && cat "$tmp/err" && exit 1
     fi
 done
+"$peer" prefill --build "$1" --layers 999 2>&1 | grep -q 'qwen2vl-7b has 28 layers, not 999'
+"$peer" decode --build "$1" --shape qwen2-0.5b,qwen2-7b 2>&1 | grep -q 'decode take one'
 mkdir "$tmp/own"
 TMPDIR=$tmp/own "$peer" prefill --build "$1" --shape qwen2-0.5b --layers 1 -p 512 -r 1000 -t 1 >/dev/null 2>&1 &
 until ls "$tmp"/own/*/*.gguf >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done

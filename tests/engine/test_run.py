@@ -180,8 +180,10 @@ def bench(d):
                         (["--prune", "resize"], "resize needs a picture"), (["--prune", "iwp,tome"], "tome needs a picture")):
         p = subprocess.run([PROGRAM, *alone, *flags], capture_output=True, text=True, timeout=60)
         check(p.returncode == 2 and word in p.stderr and p.stdout == "", "bench prefill %s: %s" % (flags, p.stderr))
-    p = subprocess.run([PROGRAM, "bench", "prefill", "-m", d + "/m.gguf", "-p", "64", "-r", "1", "-t", "1", "--prune-layer", "99"],
-                       capture_output=True, text=True, timeout=60)
+    cut = [PROGRAM, "bench", "prefill", "-m", d + "/m.gguf", "-p", "64", "-r", "1", "-t", "1", "--prune", "none,fastv", "--prune-layer"]
+    p = subprocess.run([*cut, "99"], capture_output=True, text=True, timeout=60)
+    check(p.returncode == 2 and p.stdout == "" and "layers 0 to" in p.stderr, "bench prefill: a layer that is not there: " + p.stdout + p.stderr)
+    p = subprocess.run([*cut, "0"], capture_output=True, text=True, timeout=60)
     check(p.returncode == 2 and p.stdout.count("| none |") == 1, "bench prefill: rows are printed as they are measured: " + p.stdout)
     tower = ["bench", "encode", "-mm", GOLDEN + "/gguf/qwen2.5-vl-mmproj.gguf", "--image-size", "560x560", "-r", "1", "-t", "1", "-lv", "1"]
     full, small = (json.loads(iwp(*tower, "-o", "json", *flags))["rows"][0]["visual"] for flags in ([], ["--image-max-tokens", "100"]))

@@ -1,7 +1,7 @@
 /* Large GGUF files of real shapes with random weights, for timings and memory measurements:
  *
  *   random_gguf VOCAB.gguf SHAPE TYPE OUT.gguf [LAYERS]
- *   random_gguf --check SHAPE TYPE
+ *   random_gguf --check SHAPE TYPE [LAYERS]
  *
  * SHAPE is a decoder (qwen2-0.5b qwen2-3b qwen2-7b, qwen2vl-0.5b qwen2vl-3b qwen2vl-7b) or the vision part
  * that belongs to one (siglip-0.5b siglip-7b, qwenvit-3b qwenvit-7b).  TYPE as for iwp convert; blocks
@@ -370,22 +370,27 @@ struct plan {
     const struct decoder *d;
     const struct tower *t;
     uint32_t type;
+    int layers;
 };
 
-static int plan_of(struct plan *p, const char *shape, const char *name, iwp_err *err) {
+static int plan_of(struct plan *p, const char *shape, const char *name, const char *layers,
+                   iwp_err *err) {
     memset(p, 0, sizeof *p);
     for (size_t i = 0; i < sizeof decoders / sizeof decoders[0]; i++)
         if (strcmp(shape, decoders[i].name) == 0) p->d = &decoders[i];
     for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++)
         if (strcmp(shape, towers[i].name) == 0) p->t = &towers[i];
     IWP_REQUIRE(p->d || p->t, err, IWP_EINVAL, "unknown shape %s", shape);
+    const int all = p->d ? p->d->layers : p->t->layers;
+    p->layers = layers ? atoi(layers) : all;
+    IWP_REQUIRE(p->layers > 0 && p->layers <= all, err, IWP_EINVAL, "%s has %d layers, not %.20s",
+                shape, all, layers ? layers : "");
     const int type = iwp_convert_type(name, err);
     if (type >= 0) p->type = (uint32_t)type;
     return type < 0 ? type : 0;
 }
 
-static int run(const struct plan *p, const char *vocab, const char *path, int layers,
-               iwp_err *err) {
+static int run(const struct plan *p, const char *vocab, const char *path, iwp_err *err) {
     static struct list l;
     const struct decoder *d = p->d;
     const struct tower *t = p->t;
@@ -395,9 +400,9 @@ static int run(const struct plan *p, const char *vocab, const char *path, int la
     IWP_TRY(iwp_gguf_writer_new(&w, err));
     int rc = 0;
     if (d)
-        rc = plan_decoder(w, &l, d, layers ? layers : d->layers, vocab, err);
+        rc = plan_decoder(w, &l, d, p->layers, vocab, err);
     else
-        plan_tower(w, &l, t, layers ? layers : t->layers);
+        plan_tower(w, &l, t, p->layers);
     for (int i = 0; i < l.n; i++)
         iwp_gguf_add_tensor(w, l.t[i].name, l.t[i].type, l.t[i].n_dims, l.t[i].ne);
     if (rc >= 0) rc = iwp_gguf_writer_begin(w, path, err);
@@ -420,17 +425,16 @@ int main(int argc, char **argv) {
     iwp_err err = {0};
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
-    const int layers = argc > 5 ? atoi(argv[5]) : 0;
-    const bool check = argc == 4 && strcmp(argv[1], "--check") == 0;
-    if ((argc < 5 && !check) || layers < 0 || layers > 128) {
-        fprintf(
-            stderr,
-            "usage: random_gguf VOCAB.gguf SHAPE TYPE OUT.gguf [LAYERS], or --check SHAPE TYPE\n");
+    const bool check = argc > 1 && strcmp(argv[1], "--check") == 0;
+    const int last = check ? 4 : 5; /* where layers may stand */
+    if (argc < last || argc > last + 1) {
+        fprintf(stderr, "usage: random_gguf VOCAB.gguf SHAPE TYPE OUT.gguf [LAYERS], or --check "
+                        "SHAPE TYPE [LAYERS]\n");
         return 2;
     }
     struct plan p;
-    int code = plan_of(&p, argv[2], argv[3], &err) < 0 ? 2 : 0;
-    if (code == 0 && !check && run(&p, argv[1], argv[4], layers, &err) < 0) code = 1;
+    int code = plan_of(&p, argv[2], argv[3], argc > last ? argv[last] : NULL, &err) < 0 ? 2 : 0;
+    if (code == 0 && !check && run(&p, argv[1], argv[4], &err) < 0) code = 1;
     if (code) fprintf(stderr, "random_gguf: %s\n", err.msg);
     return code;
 }
