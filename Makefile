@@ -8,7 +8,7 @@ sources = $(shell git ls-files '*.c' '*.h' 2>/dev/null || find src include tests
 
 LONG_FUZZ_SECONDS ?= 3600
 
-.PHONY: help deps build dev demo test test-tsan test-fuzz test-dist test-long cov bench format format-check install install-dist clean
+.PHONY: help deps build dev demo test test-tsan test-fuzz test-tiles test-dist test-long cov bench format format-check install install-dist clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -34,13 +34,20 @@ dev: deps ## build/dev/iwp with sanitizers, warnings are errors
 demo: build ## a question about a photograph with and without pruning; overlay in out/demo.png
 	@scripts/demo
 
-test: format-check test-fuzz test-tsan test-dist build dev ## everything, some minutes; ends with CTest's summary
+test: format-check test-fuzz test-tsan test-dist build dev test-tiles ## everything, some minutes; ends with CTest's summary
 	@echo '== release'; cd build && $(CTEST)
 	@echo '== dev (address and undefined-behaviour sanitizers)'; cd build/dev && $(CTEST)
 
 test-tsan: deps
 	@echo '== tsan'; $(call preset,tsan)
 	@cd build/tsan && $(CTEST) -R '^(unit/pool|unit/log|prune/|cli/demo)'
+
+# What comes after AMX's own CPUs: its paths on tiles made of AVX512-BF16.  ggml's AMX is not there, and engine/bulk is about that.
+test-tiles: build
+	@if build/iwp --cpu-info | grep -q '^towers *amx'; then echo '== tiles: this CPU has its own'; \
+	else echo '== tiles'; $(call preset,tiles) && if build/tiles/iwp --cpu-info | grep -q '^towers *amx'; then \
+	    cd build/tiles && $(CTEST) -R '^(kern/(gemm|attn)|engine|model|towers)' -E '^engine/(bulk|bench)|_(c|avx2|avx512)$$'; \
+	    else echo 'no AVX512-BF16 to make them of: left out'; fi; fi
 
 test-dist: deps
 	@echo '== dist'; $(call preset,dist)

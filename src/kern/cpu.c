@@ -55,6 +55,9 @@ static unsigned detect(void) {
     if (!leaf7) return f;
     if (c & 1u << 11) f |= IWP_CPU_VNNI;
     if (more && (a1 & 1u << 5)) f |= IWP_CPU_BF16;
+#if defined(IWP_EMULATE_TILES)
+    return f & IWP_CPU_VNNI && f & IWP_CPU_BF16 ? f | IWP_CPU_AMX_BF16 : f;
+#endif
     const uint64_t tiles = 3u << 17;
     if ((d & 1u << 24) && (enabled_state() & tiles) == tiles && request_tiles()) {
         if (d & 1u << 25) f |= IWP_CPU_AMX_INT8;
