@@ -11,7 +11,8 @@
 #include <string.h>
 
 static _Thread_local struct {
-    uint8_t config[64]; /* palette, start, 14 zeros, 16 × 2 bytes of a row, 16 × rows; all 0: none */
+    /* palette, start, 14 zeros, 16 × 2 bytes of a row, 16 × rows; all 0: none */
+    uint8_t config[64];
     __m512i row[8][16];
 } emulated;
 
