@@ -8,7 +8,7 @@
 #include "kern/attn_sizes.h"
 #include "kern/cpu.h"
 
-enum { N_PATH = 4 };
+enum { N_PATH = 5 };
 static struct iwp_attn_path tables[N_PATH];
 static bool have[N_PATH], allowed[N_PATH];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -18,11 +18,13 @@ static void init(void) {
     iwp_attn_init_c(&tables[0]);
 #if defined(__x86_64__)
     const unsigned all = iwp_cpu_features_all(), now = iwp_cpu_features();
-    const unsigned amx = IWP_CPU_AMX_BF16 | IWP_CPU_BF16,
-                   need[N_PATH] = {0, IWP_CPU_AVX2, IWP_CPU_AVX512, amx};
+    const unsigned vnni = IWP_CPU_AVX512 | IWP_CPU_VNNI,
+                   amx = vnni | IWP_CPU_AMX_BF16 | IWP_CPU_BF16,
+                   need[N_PATH] = {0, IWP_CPU_AVX2, IWP_CPU_AVX512, vnni, amx};
     iwp_attn_init_avx2(&tables[1]);
     iwp_attn_init_avx512(&tables[2]);
-    iwp_attn_init_amx(&tables[3]);
+    iwp_attn_init_vnni(&tables[3]);
+    iwp_attn_init_amx(&tables[4]);
     for (int i = 1; i < N_PATH; i++) {
         have[i] = (all & need[i]) == need[i];
         allowed[i] = have[i] && (now & need[i]) == need[i];

@@ -10,8 +10,10 @@
  *     one    a single row (n = 1): pieces of IWP_ATTN_CHUNK keys, put together by iwp_attn_join.
  *
  * Accuracy.  Vector paths compute in f32.  AMX takes every factor as a sum of two bf16 numbers and adds
- * three products, good to 2^-16 of each factor (f16 keys and values are exact).  Exponentials are good to
- * 4e-6.  Results differ between paths by that and the order of summation. */
+ * three products, good to 2^-16 of each factor (f16 keys and values are exact).  With VNNI a single row on a
+ * q8_0 cache is integers, good to 2^-16 of the largest number of a query and of the largest weight of 32 keys
+ * (attn_bytes.h).  Exponentials are good to 4e-6.  Results differ between paths by that and the order of
+ * summation. */
 #ifndef IWP_KERN_ATTN_H
 #define IWP_KERN_ATTN_H
 
@@ -58,7 +60,7 @@ struct iwp_attn_path {
 
 /* The best path of this CPU (IWP_CPU masks), NULL when it has none but plain C. */
 const struct iwp_attn_path *iwp_attn_get(void);
-/* "c", "avx2", "avx512" or "amx"; NULL when this CPU or build lacks it. */
+/* "c", "avx2", "avx512", "vnni" or "amx"; NULL when this CPU or build lacks it. */
 const struct iwp_attn_path *iwp_attn_path(const char *name);
 /* Head sizes the paths know. */
 static inline bool iwp_attn_fits(int32_t d) { return d >= 16 && d <= 512 && d % 16 == 0; }
@@ -80,6 +82,7 @@ void iwp_attn_join(const struct iwp_attn *op, int32_t kv_head, const float *part
 void iwp_attn_init_c(struct iwp_attn_path *p);
 void iwp_attn_init_avx2(struct iwp_attn_path *p);
 void iwp_attn_init_avx512(struct iwp_attn_path *p);
+void iwp_attn_init_vnni(struct iwp_attn_path *p);
 void iwp_attn_init_amx(struct iwp_attn_path *p);
 
 #endif

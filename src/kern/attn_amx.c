@@ -9,6 +9,8 @@
 #include "kern/attn_body.h"
 
 #include "kern/attn_one.h"
+
+#include "kern/attn_bytes.h"
 #include "kern/tiles.h"
 
 enum { BLOCK = 32 * 32 };
@@ -135,7 +137,7 @@ static void many(const struct iwp_attn *op, int32_t kv_head, int32_t first, int3
 }
 
 void iwp_attn_init_amx(struct iwp_attn_path *p) {
-    *p = (struct iwp_attn_path){"amx", many, one_piece};
+    *p = (struct iwp_attn_path){"amx", many, one_piece_vnni};
 }
 #else
 typedef int iwp_attn_amx_empty;
