@@ -3,8 +3,8 @@
  *
  * Prefill is compute: 512 rows (or -ub) behind what is cached, GFLOP/s of the pairs that are seen, beside f32
  * multiply-adds.  Decode should be memory: one row on each of so many caches that no CPU cache holds them, GB/s beside
- * a plain read of the same bytes by the same threads, or beside what f32 multiply-adds allow where that is less: query
- * heads that share a key ask for as many multiplications of what is read once. */
+ * a plain read of the same bytes by the same threads, or beside what multiply-adds (f32, of a q8_0 cache 16-bit VNNI)
+ * allow where that is less: query heads that share a key ask for as many multiplications of what is read once. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,16 +82,15 @@ struct bench {
 
 struct limit {
     const struct bench *b;
+    enum iwp_peak peak;
     double done[MAX_THREAD];
     volatile uint64_t seen[MAX_THREAD];
 };
 
-static void run_fma(struct ggml_tensor *y, int ith, int nth, void *user) {
+static void run_peak(struct ggml_tensor *y, int ith, int nth, void *user) {
     struct limit *l = user;
     (void)y, (void)nth;
-    const unsigned f = iwp_cpu_features();
-    const bool narrow = f & IWP_CPU_AVX2 && !(f & IWP_CPU_AVX512);
-    l->done[ith] = iwp_peak_run(narrow ? IWP_PEAK_FMA_AVX2 : IWP_PEAK_FMA, 4000000);
+    l->done[ith] = iwp_peak_run(l->peak, 4000000);
 }
 
 /* Each thread its share of every layer's rows. */
@@ -125,15 +124,21 @@ static int run_limit(struct bench *b, ggml_custom_op_t fun, struct limit *l, dou
     return 0;
 }
 
-/* GFLOP/s, the best of three. */
-static int fma_limit(struct bench *b, double *best, iwp_err *err) {
-    struct limit l = {.b = b};
+/* GFLOP/s of multiply-adds, the best of three.  Bytes of a cache are multiplied with integers of 16 bits, which takes
+ * twice as long as with other bytes. */
+static int compute_limit(struct bench *b, bool integers, double *best, iwp_err *err) {
+    const unsigned f = iwp_cpu_features();
+    const bool narrow = f & IWP_CPU_AVX2 && !(f & IWP_CPU_AVX512);
+    struct limit l = {.b = b,
+                      .peak = integers ? IWP_PEAK_VNNI
+                              : narrow ? IWP_PEAK_FMA_AVX2
+                                       : IWP_PEAK_FMA};
     *best = 0;
     for (int r = 0; r < 3; r++) {
         double ms, done = 0;
-        IWP_TRY(run_limit(b, run_fma, &l, &ms, err));
+        IWP_TRY(run_limit(b, run_peak, &l, &ms, err));
         for (int32_t i = 0; i < b->b->n_thread; i++) done += l.done[i];
-        *best = fmax(*best, done / ms * 1e-6);
+        *best = fmax(*best, done / ms * (integers ? 0.5e-6 : 1e-6));
     }
     return 0;
 }
@@ -262,11 +267,15 @@ static int one_case(struct bench *b, enum ggml_type type, int32_t n, int32_t key
                  t_read = iwp_bench_median(read, a->repeats);
     const double flops = 4.0 * a->d * a->heads * n * (keys - n + (n + 1) / 2.0) * n_layer,
                  work = n > 1 ? flops : (double)bytes * n_layer;
-    double fma;
-    IWP_TRY_GOTO(fma_limit(b, &fma, err));
-    const double compute = fma * work / flops, memory = n > 1 ? INFINITY : work / t_read * 1e-6;
+    const bool integers = n == 1 && type == GGML_TYPE_Q8_0 && iwp_cpu_features() & IWP_CPU_VNNI;
+    double peak;
+    IWP_TRY_GOTO(compute_limit(b, integers, &peak, err));
+    const double compute = peak * work / flops, memory = n > 1 ? INFINITY : work / t_read * 1e-6;
     print_row(b, ggml_type_name(type), n, keys, work / t_own * 1e-6, work / t_ggml * 1e-6,
-              fmin(compute, memory), memory < compute ? "read" : "f32");
+              fmin(compute, memory),
+              memory < compute ? "read"
+              : integers       ? "int16"
+                               : "f32");
 fail:
     iwp_kv_free(&b->kv);
     return rc;
