@@ -1,4 +1,4 @@
-/* malloc and friends of the program that includes this count while `counting` is set, and note the largest size.  Sanitizers bring their
+/* malloc and friends of the program that includes this count while `counting` is set, and note the largest size and the sum.  Sanitizers bring their
  * own. */
 #ifndef IWP_TESTS_COUNT_ALLOC_H
 #define IWP_TESTS_COUNT_ALLOC_H
@@ -19,10 +19,11 @@
 #endif
 
 static atomic_int counting, n_alloc;
-static _Atomic size_t most_alloc;
+static _Atomic size_t most_alloc, all_alloc;
 static inline void count_one(size_t n) {
     if (!counting) return;
     n_alloc++;
+    all_alloc += n;
     if (n > most_alloc) most_alloc = n;
 }
 #if !defined(SANITIZED) && defined(__GLIBC__)

@@ -106,6 +106,8 @@ int iwp_decode_png(const uint8_t *data, size_t n, const struct iwp_image_limits 
     /* Our own check below names the limit; libpng's would speak of IHDR data. */
     png_set_user_limits(png, 0x7fffffff, 0x7fffffff);
     png_set_chunk_malloc_max(png, MAX_CHUNK);
+    /* Texts and unknown chunks, each of which may unpack to MAX_CHUNK, are passed over. */
+    png_set_chunk_cache_max(png, 1);
     png_read_info(png, info);
     rc = iwp_decode_start("PNG", png_get_image_width(png, info), png_get_image_height(png, info),
                           lim, out, err);

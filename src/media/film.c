@@ -25,6 +25,7 @@ enum { MAX_TRY = 4 };
 
 static int open_film(struct iwp_film *f, iwp_err *err) {
     IWP_REQUIRE(f->size > 0, err, IWP_EFORMAT, "%s: is empty", f->label);
+    IWP_TRY(iwp_film_check(f, err));
     IWP_TRY(iwp_film_rewind(f, err));
     iwp_film_picture_init(f);
     return iwp_film_index_make(f, err);

@@ -193,7 +193,6 @@ int iwp_film_rewind(struct iwp_film *f, iwp_err *err) {
     iwp_av.avformat_close_input(&f->fmt);
     if (f->io) iwp_av.av_freep(&f->io->buffer);
     iwp_av.avio_context_free(&f->io);
-    IWP_TRY(iwp_film_check(f, err));
     IWP_TRY(open_demuxer(f, err));
     IWP_TRY(probe_streams(f, err));
     if (f->dec)

@@ -248,6 +248,12 @@ static void check_none(const struct iwp_attn_path *p) {
                       "%s: %s, row %d: %g %g %g", p->name, types[t], rows[r], (double)y[2 * 64],
                       (double)y[3 * 64], (double)y[5 * 64]);
             free(y);
+            /* nor does a query that is none reach the other heads */
+            c.q[64] = r % 2 ? NAN : INFINITY;
+            y = run(p, c.op, 1, true);
+            CHECK_MSG(isfinite(y[0]) && isfinite(y[2 * 64]), "%s: %s, no query: %g %g", p->name,
+                      types[t], (double)y[0], (double)y[2 * 64]);
+            free(y);
             clean_up(&c);
         }
 }

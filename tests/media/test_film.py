@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 
 tool = sys.argv[1]
 bad = 0
@@ -214,6 +215,34 @@ def bad_files(d):
     many = bytearray(fast[:at - 8]) + struct.pack(">I4s", end - at + 8 + 400 * len(track), b"moov") \
         + fast[at:end] + track * 400 + fast[end:]
     claims("many.mov", many, "100 streams")
+    # the same where FFmpeg looks, too: free space, metadata, descriptions of samples, a compressed header
+    box = lambda kind, *inside: struct.pack(">I4s", 8 + len(b"".join(inside)), kind) + b"".join(inside)
+    front, moov, rest = fast[:at - 8], bytes(table[at:end]), fast[end:]
+    claims("free.mov", front + box(b"free", moov) + rest, "80000")
+    claims("cmov.mov", front + box(b"moov", box(b"cmov", box(b"dcom", b"zlib"), box(
+        b"cmvd", struct.pack(">I", len(moov) + 8), zlib.compress(box(b"moov", moov))))) + rest, "compressed")
+    size = box(b"stsz", struct.pack(">III", 0, 1, 80_000_000))
+    inside = fast[at:trak] + box(b"trak", track[8:], box(b"meta", box(b"hdlr", bytes(25)), size)) + fast[trak + len(track):end]
+    claims("meta.mov", front + box(b"moov", inside) + rest, "80000")
+    stsd = track.find(b"stsd") - 4
+    length = struct.unpack(">I", track[stsd:stsd + 4])[0]
+    odd = bytearray(track[:stsd] + box(b"stsd", track[stsd + 8:stsd + length], size) + track[stsd + length:])
+    for outer in (b"trak", b"mdia", b"minf", b"stbl"):
+        where = odd.find(outer) - 4
+        odd[where:where + 4] = struct.pack(">I", struct.unpack(">I", odd[where:where + 4])[0] + len(size))
+    claims("stsd.mov", front + box(b"moov", fast[at:trak], odd, fast[trak + len(track):end]) + rest, "none belong")
+    claims("moofs.mov", front + box(b"moov", fast[at:trak], track * 90) + rest + box(b"moof") * 100_000, "fragments")
+    # sound in samples of one length is indexed by chunks: there may be more of them than bytes, but no endless chunks
+    ffmpeg(*source("64x48", 5, 8), "-f", "lavfi", "-i", "anullsrc=r=44100:cl=mono:d=8", "-c:v", "libx264", "-crf", "40", "-pix_fmt", "yuv420p",
+           "-c:a", "adpcm_ms", p("sound.mov"))
+    sound = bytearray(open(p("sound.mov"), "rb").read())
+    at = sound.rfind(b"stsz") + 8
+    check(struct.unpack(">I", sound[at + 4:at + 8])[0] > len(sound), "sound.mov: not as many sounds as meant")
+    _, got, text, rc, _ = frames(p("sound.mov"), "0,39")
+    check(rc == 0 and len(got) == 2, f"sound.mov: {text!r}")
+    at = sound.rfind(b"stsc") + 16
+    sound[at:at + 4] = struct.pack(">I", 2_100_000_000)
+    claims("chunks.mov", sound, "sounds")
     # noise over the pictures themselves: one line or frames, never more
     rng = random.Random(5)
     for name in ("bframes.mp4", "opengop.mkv", "vp9.webm", "hevc.mp4", "animated.gif"):

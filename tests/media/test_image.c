@@ -5,6 +5,8 @@
 #include "count_alloc.h"
 #include "media_test.h"
 
+#include <zlib.h>
+
 static void test_all_formats(void) {
     FILE *f = fopen(DATA "decode.txt", "r");
     CHECK(f != NULL);
@@ -110,6 +112,32 @@ static void test_png_chunk(void) {
     CHECK_MSG(most_alloc < 32 << 20, "%zu bytes at once for a PNG of %zu", most_alloc, n + 12);
 }
 
+/* Texts that unpack to much more than they are, many of them, cost nothing. */
+static void test_png_texts(void) {
+    enum { TEXT = 4 << 20, MANY = 40 };
+    uint8_t *text = calloc(1, TEXT), *b = malloc(MANY * 8192), head[64];
+    uLongf packed = 8000;
+    size_t n = png_header(head, 5, 5) - 12;
+    iwp_err err;
+    memcpy(b, head, n);
+    for (int i = 0; i < MANY; i++) {
+        uint8_t *at = b + n;
+        memcpy(at + 4, "zTXtnote\0", 10); /* and how it is packed */
+        packed = 8000;
+        CHECK(compress2(at + 14, &packed, text, TEXT, 9) == Z_OK);
+        put32(at, (uint32_t)packed + 6);
+        put32(at + 14 + packed, (uint32_t)crc32(0, at + 4, (uInt)packed + 10));
+        n += packed + 18;
+    }
+    all_alloc = 0;
+    counting = 1;
+    CHECK_INT(decode(b, n, NULL, &err), IWP_EFORMAT); /* no pixels */
+    counting = 0;
+    CHECK_MSG(all_alloc < 16 << 20, "%zu bytes for texts of a PNG of %zu", all_alloc, n);
+    free(text);
+    free(b);
+}
+
 static void test_limits(void) {
     uint8_t b[64];
     iwp_err err;
@@ -173,6 +201,7 @@ int main(void) {
     test_damaged();
     test_limits();
     test_png_chunk();
+    test_png_texts();
     test_scans();
     return test_done();
 }

@@ -6,3 +6,4 @@ add_executable(test_media_film_none ${CMAKE_SOURCE_DIR}/tests/media/film_none_te
 target_link_libraries(test_media_film_none PRIVATE iwp_flags iwp_base)
 target_include_directories(test_media_film_none PRIVATE ${CMAKE_SOURCE_DIR}/tests)
 add_test(NAME media/film-none COMMAND test_media_film_none)
+target_link_libraries(test_media_image PRIVATE z) # packs texts of a PNG; libpng needs it, too
