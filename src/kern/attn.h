@@ -11,7 +11,7 @@
  *
  * Accuracy.  Vector paths compute in f32.  AMX takes every factor as a sum of two bf16 numbers and adds
  * three products, good to 2^-16 of each factor (f16 keys and values are exact).  With VNNI a single row on a
- * q8_0 cache is integers, good to 2^-16 of the largest number of a query and of the largest weight of 32 keys
+ * q8_0 cache is integers, good to 2^-16 of the largest number of a query and of the largest factor of 32 keys
  * (attn_bytes.h).  Exponentials are good to 4e-6.  Results differ between paths by that and the order of
  * summation. */
 #ifndef IWP_KERN_ATTN_H

@@ -13,7 +13,6 @@
 enum { TILE = IWP_ATTN_TILE, KEYS = IWP_ATTN_KEYS, STEP = IWP_ATTN_STEP, CHUNK = IWP_ATTN_CHUNK };
 #define LOG2E  1.44269504f
 #define UNROLL _Pragma("GCC unroll 16")
-#define ALWAYS static inline __attribute__((always_inline)) /* what is passed is to be known */
 
 /* The parts of scratch memory.  Arrays that belong to a block of 32 queries lie one block after the other. */
 struct work {

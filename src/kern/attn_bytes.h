@@ -5,10 +5,10 @@
  * exact.  A vector holds 4 neighbouring bytes of each of 16 keys: no sum runs across lanes, and keys' scales are a
  * vector.  Bytes count from -128 on, since one factor must be unsigned.
  *
- * Weights and values' scales become one 16-bit factor for each 32 columns of a value, relative to the largest weight
- * of STEP keys; these are multiplied two keys at a time, and their sum becomes f32.
+ * A weight times a value's scale becomes a 16-bit factor of 32 columns, relative to the largest of STEP keys; these
+ * are multiplied two keys at a time, and their sum becomes f32.
  *
- * So a query loses at most 2^-16 of its largest number, and a weight as much of the largest of STEP. */
+ * So a query loses at most 2^-16 of its largest number, and a factor as much of the largest of STEP. */
 
 /* 32 numbers of a query: 256 hi + lo, and what the offset of the keys' bytes adds. */
 struct query32 {
@@ -17,14 +17,8 @@ struct query32 {
     int32_t unused[15]; /* as many bytes as 32 floats */
 };
 
-/* What 1 stands for: in a head's query, and in its weights of each step. */
-struct units {
-    float query, weight[CHUNK / STEP];
-    float unused[7];
-};
-
-/* n heads, up to ONE_HEADS, to q [d/32][n]. */
-static void put_queries_bytes(struct query32 *q, struct units *unit, const float *x, int64_t stride,
+/* n heads, up to ONE_HEADS, to q [d/32][n], and what 1 stands for in each. */
+static void put_queries_bytes(struct query32 *q, float *unit, const float *x, int64_t stride,
                               int32_t n, int32_t d, float factor) {
     vf m[16] = {all(0)};
     for (int32_t h = 0; h < n; h++)
@@ -33,13 +27,16 @@ static void put_queries_bytes(struct query32 *q, struct units *unit, const float
     const vf most = tops16(m),
              by = pick(most > all(1e-30f), all(32512) / most, all(0)); /* 127 · 256 */
     for (int32_t h = 0; h < n; h++) {
-        unit[h].query = most[h] / 32512 * factor;
+        unit[h] = most[h] / 32512 * factor;
         for (int32_t j = 0; j < d; j += 32) {
             struct query32 *to = &q[j / 32 * n + h];
             vi v[2];
             for (int i = 0; i < 2; i++) {
+                const vf scaled = load(x + h * stride + j + 16 * i) * all(by[h]);
                 v[i] = (vi)_mm512_cvtps_epi32(
-                    (__m512)(load(x + h * stride + j + 16 * i) * all(by[h])));
+                    _mm512_min_ps(/* also of what is no number */
+                                  _mm512_max_ps((__m512)scaled, _mm512_set1_ps(-32512)),
+                                  _mm512_set1_ps(32512)));
                 const __m128i hi = _mm512_cvtepi32_epi8((__m512i)((v[i] + ints(128)) >> 8)),
                               lo = _mm512_cvtepi32_epi8((__m512i)v[i]);
                 memcpy(to->hi + 16 * i, &hi, sizeof hi);
@@ -144,8 +141,6 @@ ALWAYS void dots32(float *s, const struct query32 *q, const struct numbers *x, i
     }
 }
 
-ALWAYS vf max16(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
-
 /* 16 logits, of which n are there. */
 ALWAYS vf logits16(const float *s, const float *bias, int32_t n, float unit) {
     const __mmask16 is = (__mmask16)(n >= 16 ? 0xffff : n > 0 ? (1 << n) - 1 : 0);
@@ -154,65 +149,55 @@ ALWAYS vf logits16(const float *s, const float *bias, int32_t n, float unit) {
     return (vf)_mm512_mask_blend_ps(is, _mm512_set1_ps(-1e30f), (__m512)x);
 }
 
-/* The softmax of a head's n logits; its largest and its sum behind the d sums in y.  Weights become multiples of the
- * largest of their step, up to 32767. */
-static void soften_bytes(float *s, struct units *unit, const float *bias, int32_t n, float *y) {
-    const int32_t end = (n + STEP - 1) / STEP;
-    vf top = all(-1e30f), top_b = top, total = all(0), total_b = total, tops[16];
-    for (int32_t i = 0; i < end; i++) {
-        float *x = s + STEP * i;
-        const float *more = bias ? bias + STEP * i : NULL;
-        const vf a = logits16(x, more, n - STEP * i, unit->query),
-                 b = logits16(x + 16, more ? more + 16 : NULL, n - STEP * i - 16, unit->query);
-        save(x, a);
-        save(x + 16, b);
-        top = max16(top, a);
-        top_b = max16(top_b, b);
-    }
-    y[0] = _mm512_reduce_max_ps((__m512)max16(top, top_b));
-    for (int32_t i = 0; i < 16; i++) tops[i] = all(1);
-    for (int32_t i = 0; i < end; i++) {
-        float *x = s + STEP * i;
-        const vf a = weight(load(x) - all(y[0])), b = weight(load(x + 16) - all(y[0]));
-        save(x, a);
-        save(x + 16, b);
-        tops[i] = max16(a, b);
-        total += a;
-        total_b += b;
-    }
-    y[1] = sum(total + total_b);
-    const vf most = tops16(tops), by = all(32767) / most, one = most * all(1.0f / 32767);
-    memcpy(unit->weight, &one, sizeof unit->weight);
-    for (int32_t i = 0; i < end; i++) {
-        float *x = s + STEP * i;
-        save(x, load(x) * all(by[i]));
-        save(x + 16, load(x + 16) * all(by[i]));
-    }
+/* The softmax of a head's n logits; its largest and its sum behind the d sums in y. */
+static void soften_bytes(float *s, float unit, const float *bias, int32_t n, float *y) {
+    const int32_t end = (n + STEP - 1) / STEP * STEP;
+    vf top[2] = {all(-1e30f), all(-1e30f)}, total[2] = {all(0), all(0)};
+    for (int32_t i = 0; i < end; i += STEP) UNROLL for (int j = 0; j < 2; j++) {
+            const int32_t at = i + 16 * j;
+            const vf x = logits16(s + at, bias ? bias + at : NULL, n - at, unit);
+            save(s + at, x);
+            top[j] = larger(x, top[j]);
+        }
+    y[0] = _mm512_reduce_max_ps((__m512)larger(top[0], top[1]));
+    for (int32_t i = 0; i < end; i += STEP) UNROLL for (int j = 0; j < 2; j++) {
+            const vf p = weight(load(s + i + 16 * j) - all(y[0]));
+            save(s + i + 16 * j, p);
+            total[j] += p;
+        }
+    y[1] = sum(total[0] + total[1]);
 }
 
 static inline bool is_none(vf v) { return _mm512_fpclass_ps_mask((__m512)v, 0x99) != 0; }
 
-/* What STEP rows of 32 columns are multiplied with, for weights p [heads][CHUNK] and the rows' scales; returns what
- * 1 stands for beside the weights' units. */
-ALWAYS float put_factors(int16_t (*factor)[STEP], const float *p, vf a, vf b, const int heads) {
+/* What STEP rows of 32 columns are multiplied with, for weights p [heads][CHUNK] and the rows' scales; what 1 stands
+ * for to unit [16]. */
+ALWAYS void put_factors(int16_t (*factor)[STEP], float *unit, const float *p, const vf scale[2],
+                        const int heads) {
     const vf magic = all(12582912.0f);
-    const float most = _mm512_reduce_max_ps((__m512)max16(a, b));
-    const vf by = all(1 / (most > 1e-30f ? most : 1e-30f));
-    UNROLL for (int h = 0; h < heads; h++, p += CHUNK) {
+    vf x[16][2], most[16];
+    UNROLL for (int h = 0; h < 16; h++) {
+        most[h] = all(0);
+        if (h >= heads) continue;
+        UNROLL for (int i = 0; i < 2; i++) x[h][i] = load(p + h * CHUNK + 16 * i) * scale[i];
+        most[h] = larger(x[h][0], x[h][1]);
+    }
+    const vf one = tops16(most) * all(1.0f / 32767);
+    save(unit, is_none(scale[0]) || is_none(scale[1]) ? all(NAN) : one);
+    const vf by = pick(one > all(1e-37f), all(1) / one, all(0));
+    UNROLL for (int h = 0; h < heads; h++) {
         const vhh v =
-            lower_halves((vu)(load(p) * (a * by) + magic), (vu)(load(p + 16) * (b * by) + magic));
+            lower_halves((vu)(x[h][0] * all(by[h]) + magic), (vu)(x[h][1] * all(by[h]) + magic));
         memcpy(factor[h], &v, sizeof v);
     }
-    return is_none(a) || is_none(b) ? NAN : most;
 }
 
-/* y [heads][stride] += p [heads][CHUNK] · STEP rows; `unit` is that of step `at`.  Of 32 columns the second and the
- * third eight change places. */
-ALWAYS void blend32(float *y, size_t stride, const float *p, const struct units *unit,
-                    const struct numbers *x, int32_t d, const int heads) {
+/* y [heads][stride] += p [heads][CHUNK] · STEP rows.  Of 32 columns the second and the third eight change places. */
+ALWAYS void blend32(float *y, size_t stride, const float *p, const struct numbers *x, int32_t d,
+                    const int heads) {
     const uint8_t *block = x->p, *ahead_block = x->ahead;
     int16_t factor[2][ONE_HEADS][STEP];
-    float size[2];
+    float unit[2][16];
     for (int32_t j = 0; j < d; j += 32, y += 32, block += 34) {
         const int half = j / 32 % 2;
         if (half == 0) {
@@ -221,7 +206,7 @@ ALWAYS void blend32(float *y, size_t stride, const float *p, const struct units 
             scales16(a, block, x->row, two);
             scales16(b, block + 16 * x->row, x->row, two);
             for (int i = 0; i < 1 + two; i++)
-                size[i] = put_factors(factor[i], p, a[i], b[i], heads);
+                put_factors(factor[i], unit[i], p, (vf[]){a[i], b[i]}, heads);
         }
         const uint8_t *at = block + 2, *ahead = ahead_block;
         __m512i c[ONE_HEADS][2];
@@ -244,7 +229,7 @@ ALWAYS void blend32(float *y, size_t stride, const float *p, const struct units 
         }
         if (ahead_block) ahead_block += x->ahead_32;
         UNROLL for (int h = 0; h < heads; h++) {
-            const vf by = all(size[half] * unit[h].weight[x->at / STEP]);
+            const vf by = all(unit[half][h]);
             float *to = y + (size_t)h * stride;
             save(to, load(to) + (vf)_mm512_cvtepi32_ps(c[h][0]) * by);
             save(to + 16, load(to + 16) + (vf)_mm512_cvtepi32_ps(c[h][1]) * by);
@@ -257,9 +242,9 @@ ALWAYS void blend32(float *y, size_t stride, const float *p, const struct units 
                                int32_t d) {                                                        \
         dots32(s, q, x, d, N);                                                                     \
     }                                                                                              \
-    static void blend_bytes_##N(float *y, size_t stride, const float *p, const struct units *unit, \
-                                const struct numbers *x, int32_t d) {                              \
-        blend32(y, stride, p, unit, x, d, N);                                                      \
+    static void blend_bytes_##N(float *y, size_t stride, const float *p, const struct numbers *x,  \
+                                int32_t d) {                                                       \
+        blend32(y, stride, p, x, d, N);                                                            \
     }
 BYTES(1)
 BYTES(2)
@@ -271,8 +256,7 @@ BYTES(7)
 BYTES(8)
 static const struct {
     void (*dots)(float *s, const struct query32 *q, const struct numbers *x, int32_t d);
-    void (*blend)(float *y, size_t stride, const float *p, const struct units *unit,
-                  const struct numbers *x, int32_t d);
+    void (*blend)(float *y, size_t stride, const float *p, const struct numbers *x, int32_t d);
 } bytes_groups[ONE_HEADS] = {{dots_bytes_1, blend_bytes_1}, {dots_bytes_2, blend_bytes_2},
                              {dots_bytes_3, blend_bytes_3}, {dots_bytes_4, blend_bytes_4},
                              {dots_bytes_5, blend_bytes_5}, {dots_bytes_6, blend_bytes_6},
@@ -305,7 +289,7 @@ static void one_piece_bytes(const struct iwp_attn *op, int32_t kv_head, int32_t 
                       v = {&op->v, &op->k, first, n, first + n, kv_head, n_kv_head, STEP};
     struct query32 *q = scratch;
     float *s = (float *)(q + n_kv_head * heads * blocks);
-    struct units *unit = (struct units *)(void *)(s + n_kv_head * heads * CHUNK);
+    float *unit = s + n_kv_head * heads * CHUNK;
     uint8_t *room = (uint8_t *)(unit + n_kv_head * heads);
     for (int32_t i = 0; i < n_unit; i++) {
         const int32_t at = i / n_group * heads + i % n_group * most;
@@ -324,7 +308,7 @@ static void one_piece_bytes(const struct iwp_attn *op, int32_t kv_head, int32_t 
     for (int32_t g = 0; g < n_kv_head; g++) {
         memset(part + (size_t)g * stride, 0, (size_t)heads * y_stride * sizeof *part);
         for (int32_t h = 0; h < heads; h++)
-            soften_bytes(s + (g * heads + h) * CHUNK, unit + g * heads + h,
+            soften_bytes(s + (g * heads + h) * CHUNK, unit[g * heads + h],
                          op->bias ? op->bias + first : NULL, n,
                          part + (size_t)g * stride + (size_t)h * y_stride + d);
     }
@@ -335,7 +319,7 @@ static void one_piece_bytes(const struct iwp_attn *op, int32_t kv_head, int32_t 
                 const int32_t at = g * heads + b * most;
                 bytes_groups[heads_of(heads, most, b) - 1].blend(
                     part + (size_t)g * stride + (size_t)(b * most) * y_stride, y_stride,
-                    s + at * CHUNK + i, unit + at, &rows, d);
+                    s + at * CHUNK + i, &rows, d);
             }
         }
     for (int32_t g = 0; g < n_kv_head; g++)

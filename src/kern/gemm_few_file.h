@@ -1,7 +1,6 @@
 /* q8_0 weights as files have them (gemm.h), for gemm_few.h: 16 columns at a time, whose numbers are turned so that
  * a column's stay in its lane. */
-#define ALWAYS static inline __attribute__((always_inline)) /* what is passed is to be known */
-enum { FEW_VECS = 1, AHEAD = 8192 };                        /* bytes beyond the next 16 columns */
+enum { FEW_VECS = 1, AHEAD = 8192 }; /* bytes beyond the next 16 columns */
 
 ALWAYS size_t few_step(void) { return Q8_0_BYTES; }
 ALWAYS size_t few_next(int32_t kt) { return (size_t)kt * 16 * Q8_0_BYTES; }

@@ -199,7 +199,6 @@ static void read_tiles(void *panels, const struct iwp_gemm_quant *w, int32_t col
 
 /* ---- for gemm_few.h ------------------------------------------------------------------------------ */
 
-#define ALWAYS static inline __attribute__((always_inline)) /* what is passed is to be known */
 enum { FEW_VECS = 2, AHEAD = 3072 }; /* tiles at a time: streams of memory; bytes */
 
 ALWAYS size_t few_step(void) { return iwp_gemm_tile_size(IWP_GEMM_Q8_0).bytes; }

@@ -11,6 +11,8 @@
 #include <immintrin.h>
 #endif
 
+#define ALWAYS static inline __attribute__((always_inline)) /* what is passed is to be known */
+
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
@@ -26,8 +28,21 @@ static inline void save(float *p, vf v) { memcpy(p, &v, sizeof v); }
 static inline vf all(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static inline vi ints(int32_t x) { return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 static inline vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
-static inline vf larger(vf a, vf b) { return pick(a > b, a, b); }
-static inline vf smaller(vf a, vf b) { return pick(a < b, a, b); }
+/* b where one is no number. */
+static inline vf larger(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return pick(a > b, a, b);
+#endif
+}
+static inline vf smaller(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return pick(a < b, a, b);
+#endif
+}
 
 static inline float sum(vf v) {
     float s[16];

@@ -370,7 +370,7 @@ static void run_few(struct ggml_tensor *y, int ith, int nth, void *user) {
     }
 }
 
-/* Units small enough that threads end together, large enough for long reads.  Rows as in files are fetched 16
+/* Units small enough that threads end together, large enough for long reads.  Rows as in files are fetched 8
  * KB and 16 rows ahead (gemm_few_file.h), which is lost where another thread goes on. */
 static void deal_few(struct node *t) {
     enum { SIDE = IWP_GEMM_SIDE, LONG = 8 * SIDE };
