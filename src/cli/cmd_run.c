@@ -97,6 +97,7 @@ int iwp_run_answer(struct iwp_run_job *j, struct iwp_prompt_request *r, bool str
     r->image_min_tokens = j->model.min_tokens;
     r->image_max_tokens = j->model.max_tokens;
     r->image_tiles = j->model.tiles;
+    r->n_ctx = j->model.ctx > 0 ? j->model.ctx : iwp_engine_info(j->e).n_ctx_train;
     r->dump = a->dump != NULL;
     r->keep_pixels = a->overlay != NULL || a->prune_dump != NULL;
     r->meter = true;

@@ -378,6 +378,7 @@ int iwp_eval_args_job(const struct iwp_eval_args *a, struct iwp_model_args *mode
     job->media.image_min_tokens = model->min_tokens;
     job->media.image_max_tokens = model->max_tokens;
     job->media.image_tiles = model->tiles;
+    job->media.n_ctx = model->ctx;
     job->raw = iwp_model_args_raw(model);
     job->system = a->system;
     return 0;

@@ -49,7 +49,7 @@ int iwp_film_open(struct iwp_film **out, const char *path, const struct iwp_film
     struct iwp_film *f = *out;
     int rc = 0;
     snprintf(f->label, sizeof f->label, "%s", path);
-    f->fd = open(path, O_RDONLY | O_CLOEXEC);
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait */
     if (f->fd < 0 || fstat(f->fd, &st) != 0)
         IWP_FAIL(err, IWP_EIO, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode)) IWP_FAIL(err, IWP_EINVAL, "%s: is no regular file", path);

@@ -576,7 +576,7 @@ static int keep_thumbs(struct iwp_item *it, iwp_err *err) {
 }
 
 int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
-                    iwp_err *err) {
+                    int32_t n_visual, iwp_err *err) {
     uint8_t key[32];
     make_key(it, r, key);
     struct entry *c = r->dump || r->keep_pixels ? NULL : find(e, key);
@@ -601,6 +601,12 @@ int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp
         it->out = &c->out;
         return r->keep_pixels ? keep_thumbs(it, err) : 0;
     }
+    const int64_t n = (int64_t)n_visual + it->plan.n_token;
+    IWP_REQUIRE(
+        r->n_ctx <= 0 || r->in_tower || n < r->n_ctx, err, IWP_EINVAL,
+        "the prompt has at least %lld visual tokens, the context holds %d: raise -c or give "
+        "less (%s)",
+        (long long)n, r->n_ctx, it->clip ? "--frames" : "pictures: --image-max-tokens");
     e->misses++;
     IWP_TRY(encode(e, it, r, &p, err));
     if (!r->dump) store(e, key, it, r->tap_block);

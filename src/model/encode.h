@@ -57,9 +57,9 @@ int iwp_item_plan(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_p
  * request's limits or its `resize` cannot be had from it. */
 int iwp_encoder_try(struct iwp_encoder *e, const struct iwp_prompt_request *r, int32_t side,
                     struct iwp_item *it, iwp_err *err);
-/* Fills it->out and it->plan, from the cache when it can. */
+/* Fills it->out and it->plan, from the cache when it can.  Behind n_visual tokens of others. */
 int iwp_item_encode(struct iwp_encoder *e, struct iwp_item *it, const struct iwp_prompt_request *r,
-                    iwp_err *err);
+                    int32_t n_visual, iwp_err *err);
 /* Pictures of a request made ready for the tower; see iwp_engine_prepare. */
 struct iwp_pictures {
     int32_t n;

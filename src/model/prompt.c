@@ -415,7 +415,7 @@ static int encode_media(struct work *w, struct iwp_prompt *p, iwp_err *err) {
     for (int32_t i = 0; i < n; i++) {
         struct iwp_item *it = &w->item[i];
         struct iwp_prompt_image *im = &p->image[p->n_image++];
-        IWP_TRY(iwp_item_encode(w->m->encoder, it, w->r, err));
+        IWP_TRY(iwp_item_encode(w->m->encoder, it, w->r, p->n_visual, err));
         im->first_visual = p->n_visual;
         IWP_TRY(append_rows(w, p, it, im, err));
         IWP_TRY(keep_item(w, it, im, err));

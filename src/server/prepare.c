@@ -148,6 +148,7 @@ void iwp_prepare_request(const struct iwp_job *j, struct iwp_prompt_request *r) 
     r->fps = q->fps;
     r->image_tiles = p->tiles;
     r->max_pixels = p->max_pixels;
+    r->n_ctx = p->session.n_ctx > 0 ? p->session.n_ctx : j->server->info.n_ctx_train;
     r->pictures = j->pictures;
 }
 

@@ -75,6 +75,10 @@ def pictures(d, base, picture):
     check(len(both["images"]) == 2 and both["tokens"]["visual_kept"] == 9, "two pictures with a comma between, 9 tokens of both")
     again = json.loads(iwp("select", d + "/two.safetensors", *each, "--json"))
     check(again["keep_indices"] == both["prune"]["keep_indices"], "select knows which picture a token is of")
+    for method in ("iwp", "dart", "fastv", "divprune"):
+        said = json.loads(iwp(*ask, "--prune", method, "--keep", "25%", "--dump-tensors", d + "/m.safetensors"))
+        again = json.loads(iwp("select", d + "/m.safetensors", "--method", method, "--keep", "25%", "--json"))
+        check(again["keep_indices"] == said["prune"]["keep_indices"], method + ": select repeats the choice of a run")
     comma = [a if a != picture else d + "/a,b.png" for a in ask]
     check([i["file"] for i in json.loads(iwp(*comma))["images"]] == [d + "/a,b.png"], "a comma in a picture's name")
     said = subprocess.run([PROGRAM, *ask, "-lv", "3", "--prune", "iwp"], capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)

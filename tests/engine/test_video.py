@@ -53,6 +53,14 @@ def png_size(path):
         return struct.unpack(">II", f.read(24)[16:24])
 
 
+def refused(base, film, text, *flags):
+    """One line about it, and nothing was encoded before."""
+    said = subprocess.run([PROGRAM, *base, "-p", "What happens?", "-n", "1", "--video", film, *flags], capture_output=True, text=True, timeout=60,
+                          stdin=subprocess.DEVNULL)
+    check(said.returncode == 1 and text in said.stderr and said.stderr.count("\n") == 1 and "encode" not in said.stderr,
+          "%s %s: exit %d, %s" % (film, flags, said.returncode, said.stderr))
+
+
 def same(d, name, base, film, frames, extra):
     """The film against the folder and a list."""
     ask = [*base, "-p", "What happens?", "-n", "4", "--json", "--prune", "iwp", "--keep", "25%", *extra]
@@ -116,6 +124,9 @@ def sampling(base, d):
     check(len(frames("--fps", "4", "--frames", "10")["frames"]) == 10, "--frames bounds --fps")
     check(len(frames("--fps", "0.01")["frames"]) == 4, "at least four")
     check(len(frames()["frames"]) == 32, "32 by default")
+    refused(base, film, "visual tokens, the context holds 64", "-c", "64")
+    os.mkfifo(d + "/pipe.mp4")
+    refused(base, d + "/pipe.mp4", "no regular file")
 
 
 def drawings(base, d, film):

@@ -100,7 +100,7 @@ TEST(bounded) {
             struct iwp_item it;
             const enum iwp_pre_mode mode = i == 2 ? IWP_PRE_VIDEO : IWP_PRE_SEVERAL;
             CHECK_MSG(iwp_item_read(e, &it, &part, mode, &r, &err) >= 0, "%s", err.msg);
-            CHECK_MSG(iwp_item_encode(e, &it, &r, &err) >= 0, "%s", err.msg);
+            CHECK_MSG(iwp_item_encode(e, &it, &r, 0, &err) >= 0, "%s", err.msg);
             CHECK(it.out && it.out->row && it.out->n_row > 0);
             CHECK(iwp_encoder_stats(e).bytes <= 110000);
             iwp_item_free(&it);
@@ -125,7 +125,7 @@ TEST(prepared) {
         r.pictures = ahead;
         CHECK(iwp_item_read(e[i], &it[i], &part[1], IWP_PRE_SINGLE, &r, &err) >= 0);
         CHECK((it[i].ready != NULL) == (i == 1) && (it[i].bytes == NULL) == (i == 1));
-        CHECK_MSG(iwp_item_encode(e[i], &it[i], &r, &err) >= 0, "%s", err.msg);
+        CHECK_MSG(iwp_item_encode(e[i], &it[i], &r, 0, &err) >= 0, "%s", err.msg);
     }
     CHECK_INT(it[0].out->n_row, it[1].out->n_row);
     CHECK(memcmp(it[0].out->row, it[1].out->row,
