@@ -163,6 +163,13 @@ static bool ask_outside(void *ctx) {
     return stop;
 }
 
+static bool has_media(const struct iwp_prompt_request *r) {
+    for (int32_t i = 0; i < r->n_message; i++)
+        for (int32_t j = 0; j < r->message[i].n_part; j++)
+            if (r->message[i].part[j].kind != IWP_PART_TEXT) return true;
+    return r->n_media > 0;
+}
+
 int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_prompt **out,
                       iwp_err *err) {
     *out = NULL;
@@ -175,11 +182,12 @@ int iwp_engine_prompt(iwp_engine *e, const struct iwp_prompt_request *r, iwp_pro
         inside.cancel = ask_outside;
         inside.cancel_ctx = &pause;
     }
-    pthread_mutex_lock(&e->prompt_lock);
+    const bool media = has_media(r); /* else it may be made while another's pictures pause */
+    if (media) pthread_mutex_lock(&e->prompt_lock);
     pthread_mutex_lock(&e->lock); /* the tower uses the same threads */
     int rc = iwp_prompt_build(e->prompter, &inside, p, err);
     pthread_mutex_unlock(&e->lock);
-    pthread_mutex_unlock(&e->prompt_lock);
+    if (media) pthread_mutex_unlock(&e->prompt_lock);
     if (rc < 0) {
         iwp_engine_prompt_free(p);
         return rc;

@@ -42,12 +42,21 @@ static int32_t client(struct iwp_server *s, const char *name, bool make) {
     return oldest;
 }
 
-struct iwp_job *iwp_queue_take_fair(struct iwp_server *s, const char *const *busy, int32_t n_busy) {
+bool iwp_job_is_text(const struct iwp_job *j) {
+    if (j->kind == IWP_JOB_COUNT) return false;
+    for (int32_t i = 0; i < j->req.n_part; i++)
+        if (j->req.part[i].kind != IWP_PART_TEXT) return false;
+    return true;
+}
+
+struct iwp_job *iwp_queue_take_fair(struct iwp_server *s, const char *const *busy, int32_t n_busy,
+                                    bool text) {
     struct iwp_job *best = NULL, *before_best = NULL, *before = NULL;
     int32_t fewest = 0;
     uint64_t longest = 0;
     for (struct iwp_job *j = s->ready.head; j; before = j, j = j->next) {
         int32_t n = 0;
+        if (text && !iwp_job_is_text(j)) continue;
         for (int32_t i = 0; i < n_busy; i++) n += strcmp(busy[i], j->client) == 0;
         const int32_t c = client(s, j->client, false);
         const uint64_t served = c < 0 ? 0 : s->client[c].served;

@@ -162,8 +162,12 @@ bool iwp_job_check_gone(struct iwp_job *j);                            /* * */
 /* queue.c: all want the lock held */
 void iwp_queue_add(struct iwp_queue *q, struct iwp_job *j);
 struct iwp_job *iwp_queue_take(struct iwp_queue *q); /* the first; NULL: empty */
-/* The first request of the client that has the fewest sessions, and waited longest for one. */
-struct iwp_job *iwp_queue_take_fair(struct iwp_server *s, const char *const *busy, int32_t n_busy);
+/* The first request of the client that has the fewest sessions, and waited longest for one; `text`: of those that
+ * are. */
+struct iwp_job *iwp_queue_take_fair(struct iwp_server *s, const char *const *busy, int32_t n_busy,
+                                    bool text);
+/* Asks for an answer to a prompt without pictures. */
+bool iwp_job_is_text(const struct iwp_job *j);
 /* Takes out those whose client left, as a list. */
 struct iwp_job *iwp_queue_take_gone(struct iwp_queue *q);
 

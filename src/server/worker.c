@@ -289,6 +289,7 @@ static bool prefill_step(struct worker *k) {
 }
 
 static void look_for_leavers(struct worker *k);
+static void begin_texts(struct worker *k, bool take_more);
 
 /* Asked by the tower in the middle of a picture. */
 static bool while_encoding(void *ctx) {
@@ -297,6 +298,7 @@ static bool while_encoding(void *ctx) {
     const double t0 = iwp_clock_ms();
     if (t0 - k->resumed >= k->round_ms) {
         look_for_leavers(k);
+        begin_texts(k, true);
         prefill_step(k);
         decode_round(k);
         k->resumed = iwp_clock_ms();
@@ -309,19 +311,22 @@ static bool while_encoding(void *ctx) {
 static int build_prompt(struct worker *k, struct iwp_job *j, iwp_prompt **out, iwp_err *err) {
     struct iwp_server *s = k->s;
     struct iwp_prompt_request r;
+    const bool text = iwp_job_is_text(j); /* perhaps in the middle of another's picture */
     iwp_prepare_request(j, &r);
-    r.cancel = while_encoding;
-    r.cancel_ctx = k;
-    k->encoding = j;
-    k->paused_ms = 0;
-    k->resumed = iwp_clock_ms();
+    if (!text) {
+        r.cancel = while_encoding;
+        r.cancel_ctx = k;
+        k->encoding = j;
+        k->paused_ms = 0;
+        k->resumed = iwp_clock_ms();
+    }
     const int rc = iwp_engine_prompt(s->e, &r, out, err);
-    k->encoding = NULL;
+    if (!text) k->encoding = NULL;
     iwp_engine_pictures_free(j->pictures);
     j->pictures = NULL;
     IWP_TRY(rc);
     j->info = iwp_prompt_info(*out);
-    if (j->info.ms_encode > k->paused_ms) j->info.ms_encode -= k->paused_ms;
+    if (!text && j->info.ms_encode > k->paused_ms) j->info.ms_encode -= k->paused_ms;
     if (s->e->prompter->encoder) {
         const struct iwp_encoder_stats c = iwp_encoder_stats(s->e->prompter->encoder);
         pthread_mutex_lock(&s->lock);
@@ -395,16 +400,24 @@ static int begin(struct worker *k, struct slot *t, iwp_err *err) {
     return 0;
 }
 
-/* One step of one prompt: a step of the layers, or a whole encoding. */
+static void begin_or_fail(struct worker *k, struct slot *t) {
+    iwp_err err = {0};
+    if (begin(k, t, &err) < 0) fail(k, t, &err);
+}
+
+/* One step of one prompt: a step of the layers, or a whole encoding, during which the others go on.  A short prompt
+ * does not wait for a long one. */
 static void prompt_step(struct worker *k) {
-    if (prefill_step(k)) return;
     struct slot *t = NULL;
+    begin_texts(k, false);
     for (int32_t i = 0; i < k->n_slot; i++) {
         struct slot *x = &k->slot[i];
         if (x->phase == ENCODE && (!t || x->job->t_start < t->job->t_start)) t = x;
     }
-    iwp_err err = {0};
-    if (t && begin(k, t, &err) < 0) fail(k, t, &err);
+    if (t)
+        begin_or_fail(k, t);
+    else
+        prefill_step(k);
 }
 
 /* ---- taking requests ---------------------------------------------------------------------------- */
@@ -469,8 +482,9 @@ static void take(struct worker *k, struct iwp_job *j) {
     iwp_job_unref(j);
 }
 
-/* The next request for a free session; waits when there is nothing at all to do.  NULL: none now. */
-static struct iwp_job *next_job(struct worker *k, bool *end) {
+/* The next request for a free session; waits when there is nothing at all to do.  NULL: none now.  `text`: one that has
+ * no pictures, without waiting. */
+static struct iwp_job *next_job(struct worker *k, bool text, bool *end) {
     struct iwp_server *s = k->s;
     const char *busy[IWP_SERVER_MAX_SLOT];
     int32_t n = 0;
@@ -478,9 +492,9 @@ static struct iwp_job *next_job(struct worker *k, bool *end) {
         if (k->slot[i].phase != FREE) busy[n++] = k->slot[i].job->client;
     if (n == k->n_slot) return NULL;
     pthread_mutex_lock(&s->lock);
-    while (!s->ready.head && n == 0 && !(s->stop && s->n_waiting == 0))
+    while (!text && !s->ready.head && n == 0 && !(s->stop && s->n_waiting == 0))
         pthread_cond_wait(&s->wake, &s->lock);
-    struct iwp_job *j = iwp_queue_take_fair(s, busy, n);
+    struct iwp_job *j = iwp_queue_take_fair(s, busy, n, text);
     if (j) {
         s->n_waiting--;
         s->n_running++;
@@ -488,6 +502,17 @@ static struct iwp_job *next_job(struct worker *k, bool *end) {
     *end = !j && n == 0;
     pthread_mutex_unlock(&s->lock);
     return j;
+}
+
+/* Prompts without pictures need no encoding: that of another's can be in the middle. */
+static void begin_texts(struct worker *k, bool take_more) {
+    struct iwp_job *j;
+    bool end;
+    while (take_more && (j = next_job(k, true, &end))) take(k, j);
+    for (int32_t i = 0; i < k->n_slot; i++) {
+        struct slot *t = &k->slot[i];
+        if (t->phase == ENCODE && iwp_job_is_text(t->job)) begin_or_fail(k, t);
+    }
 }
 
 /* Takes out of the queue those whose client left: they would only make others wait. */
@@ -534,7 +559,7 @@ void *iwp_worker_main(void *server) {
     for (int32_t i = 0; i < k->n_slot; i++) k->slot[i].session = s->session[i];
     for (bool end = false; !end;) {
         struct iwp_job *j;
-        while (!end && (j = next_job(k, &end))) take(k, j);
+        while (!end && (j = next_job(k, false, &end))) take(k, j);
         look_for_leavers(k);
         prompt_step(k);
         decode_round(k);
