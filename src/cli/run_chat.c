@@ -204,7 +204,8 @@ int iwp_run_chat(struct iwp_run_job *j) {
     const bool terminal = isatty(STDIN_FILENO);
     char *line = NULL;
     size_t cap = 0;
-    int code = 0, rc;
+    int code = 0, last = 0,
+        rc; /* last: how the last question ended, which is how a script's chat ends */
     iwp_err err = {0};
     rc = open_chat(&c, &err);
     for (int32_t i = 0; rc >= 0 && i < j->args.image.n; i++)
@@ -220,16 +221,16 @@ int iwp_run_chat(struct iwp_run_job *j) {
         }
         if (!read_line(&line, &cap)) {
             if (terminal) fputc('\n', stderr); /* the shell's prompt gets its own line */
-            if (iwp_run_interrupts) code = IWP_CLI_INTERRUPTED;
+            code = iwp_run_interrupts ? IWP_CLI_INTERRUPTED : terminal ? 0 : last;
             break;
         }
         if (!*line) continue;
-        rc = *line == '/' ? command(&c, line, &err) : turn(&c, line, &err);
+        const bool question = *line != '/';
+        rc = question ? turn(&c, line, &err) : command(&c, line, &err);
         if (rc > 0) break;
-        if (rc == IWP_ECANCELLED)
-            fputc('\n', stdout);
-        else if (rc < 0)
-            iwp_cli_fail("run", &err);
+        const int failed = rc < 0 && rc != IWP_ECANCELLED ? iwp_cli_fail("run", &err) : 0;
+        if (rc == IWP_ECANCELLED) fputc('\n', stdout);
+        if (question) last = failed;
         if (rc == IWP_ENOMEM || rc == IWP_EINTERNAL) code = IWP_CLI_FAILURE;
         iwp_run_interrupts = 0;
     }
