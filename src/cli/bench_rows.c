@@ -123,10 +123,12 @@ void iwp_bench_rows_begin(struct iwp_bench_rows *rows, const struct iwp_engine_i
         iwp_json_put_int(&rows->json, "threads", e->n_thread);
         iwp_json_open_array(&rows->json, "rows");
         iwp_bench_json_keep(&rows->json);
-        return;
     }
-    puts(format == 2
-             ? "model,prune,keep,visual,visual_kept,prompt,encode_ms,select_ms,prefill_ms,"
+}
+
+/* With the first row: what cannot be measured at all leaves nothing on stdout. */
+static void print_head(bool csv) {
+    puts(csv ? "model,prune,keep,visual,visual_kept,prompt,encode_ms,select_ms,prefill_ms,"
                "prefill_spread_ms,ttft_ms,prefill_tokens_per_s,decode_tokens_per_s,"
                "parallel_tokens_per_s,gflops,flop_share,time_share,time_per_flop,select_share,"
                "kv_bytes,peak_rss_bytes"
@@ -135,7 +137,6 @@ void iwp_bench_rows_begin(struct iwp_bench_rows *rows, const struct iwp_engine_i
                "GFLOP/s | FLOP share | time share | time/FLOP | select share | KV MB | peak MB |\n"
                "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
                "--:|");
-    fflush(stdout);
 }
 
 static void print_row(struct iwp_bench_rows *rows, int32_t i) {
@@ -147,6 +148,7 @@ static void print_row(struct iwp_bench_rows *rows, int32_t i) {
         iwp_bench_json_keep(&rows->json);
         return;
     }
+    if (i == 0) print_head(csv);
     const double scale = csv ? 1 : 1e-6;
     printf(csv ? "%s,%s,%g,%d,%d,%d" : "| %s | %s | %.3g | %d | %d | %d |", rows->e.name, r->prune,
            r->keep > 0 ? r->keep : 1, r->visual, r->kept, r->prompt);

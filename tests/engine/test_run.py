@@ -222,6 +222,10 @@ def end_to_end(d, picture):
         check(r["visual_kept"] == round(r["visual"] * (r["keep"] or 1)) and r["prompt"] > r["visual"], "bench e2e: %s" % r)
         check(r["encode_ms"] > 0, "bench e2e: every repeat encodes")
         check(r["ttft_ms"] >= r["prefill_ms"] > 0 and r["decode_tokens_per_s"] > 0, "bench e2e: times")
+    for form in ("md", "csv", "json"):
+        r = subprocess.run([PROGRAM, "bench", "e2e", "-m", d + "/m.gguf", "-mm", d + "/p.gguf", "--image", d + "/gone.png", "-o", form],
+                           capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+        check(r.returncode and not r.stdout and r.stderr.count("\n") == 1, "bench e2e without its picture, %s: %r %r" % (form, r.stdout, r.stderr))
 
 
 def damaged(d, base):
