@@ -2,6 +2,7 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -73,7 +74,8 @@ void iwp_log_set_timestamps(bool on) { sink.timestamps = on; }
 int iwp_log_open_file(const char *path, iwp_err *err) {
     FILE *f = NULL;
     if (path) {
-        f = fopen(path, "a");
+        const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+        f = fd < 0 ? NULL : fdopen(fd, "a"); /* a pipe that nobody reads is not waited for */
         IWP_REQUIRE(f, err, IWP_EIO, "%s: cannot write: %s", path, strerror(errno));
     }
     if (sink.file) fclose(sink.file);

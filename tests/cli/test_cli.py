@@ -298,6 +298,8 @@ def test_bad_flags():
     refused([*ok, "-o", "xml"], 2, "xml")
     refused([*ok, "--json", "-o", "text"], 2, "--json and -o text exclude each other")
     refused([*ok, "--log-file", "/nonexistent/x"], 2, "/nonexistent/x")
+    os.mkfifo(os.path.join(TMP, "unread"))
+    refused([*ok, "--log-file", os.path.join(TMP, "unread")], 2, "unread")  # nobody reads it
     refused(["select", "--method", "iwp", "--keep", ".2"], 2, "FILE.safetensors")
     refused([*ok, "another"], 2, "another")
     refused(["selct"], 2, "did you mean select")
