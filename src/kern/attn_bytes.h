@@ -159,12 +159,13 @@ static void soften_bytes(float *s, float unit, const float *bias, int32_t n, flo
             save(s + at, x);
             top[j] = larger(x, top[j]);
         }
-    y[0] = _mm512_reduce_max_ps((__m512)larger(top[0], top[1]));
+    const float most = _mm512_reduce_max_ps((__m512)larger(top[0], top[1]));
     for (int32_t i = 0; i < end; i += STEP) UNROLL for (int j = 0; j < 2; j++) {
-            const vf p = weight(load(s + i + 16 * j) - all(y[0]));
+            const vf p = weight(load(s + i + 16 * j) - all(most));
             save(s + i + 16 * j, p);
             total[j] += p;
         }
+    y[0] = most;
     y[1] = sum(total[0] + total[1]);
 }
 
