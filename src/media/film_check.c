@@ -114,31 +114,43 @@ static void count_table(struct claims *c, const uint8_t *type, int64_t at, int64
     }
 }
 
-/* Where FFmpeg looks for boxes in a box it has something of its own to do with; `end` where it does not. */
-static int64_t boxes_in(const struct iwp_film *f, const uint8_t *type, int64_t at, int64_t end) {
-    static const char plain[] = "moovtrakmdiaminfstblmooftrafmvexudtaedtsdinftrefsinfschiilstwave";
-    uint8_t b[8];
-    if (is_one_of(type, plain)) return at;
-    if (is_one_of(type, "freehoov") && iwp_film_read_at(f, at, b, 8) == 8 &&
-        is_one_of(b + 4, "mvhdcmov"))
-        return at;
-    if (!is_one_of(type, "meta")) return end;
-    for (at += 4; at + 4 <= end && iwp_film_read_at(f, at, b, 4) == 4; at += 4)
-        if (is_one_of(b, "hdlr")) return at - 4;
-    return end;
+/* The first of these types in [*at, end), looked for at every `step` bytes.  1: *at is where, 0: there is none. */
+static int find_type(const struct iwp_film *f, const char *types, int step, int64_t *at,
+                     int64_t end, iwp_err *err) {
+    uint8_t b[4096 + 3];
+    while (end - *at >= 4) {
+        const int n = iwp_film_read_at(
+            f, *at, b, end - *at < (int64_t)sizeof b ? (int)(end - *at) : (int)sizeof b);
+        int i = 0;
+        IWP_TRY(iwp_film_stopped(f, err));
+        for (; i <= n - 4; i += step)
+            if (is_one_of(b + i, types)) {
+                *at += i;
+                return 1;
+            }
+        if (i == 0) break;
+        *at += i;
+    }
+    return 0;
 }
 
-/* Samples are described by boxes of many kinds, in which FFmpeg finds other boxes in ways of its own. */
-static bool has_tables(const struct iwp_film *f, int64_t at, int64_t end) {
-    uint8_t b[4096 + 3];
-    for (int n; at + 4 <= end; at += n - 3) {
-        n = iwp_film_read_at(f, at, b,
-                             end - at < (int64_t)sizeof b ? (int)(end - at) : (int)sizeof b);
-        if (n < 4) break;
-        for (int i = 0; i <= n - 4; i++)
-            if (is_one_of(b + i, "stszstz2sttsstsctrunhdlr")) return true;
+/* Where FFmpeg looks for boxes in a box it has something of its own to do with; `end` where it does not. */
+static int find_boxes(const struct iwp_film *f, const uint8_t *type, int64_t *at, int64_t end,
+                      iwp_err *err) {
+    static const char plain[] = "moovtrakmdiaminfstblmooftrafmvexudtaedtsdinftrefsinfschiilstwave";
+    uint8_t b[8];
+    if (is_one_of(type, plain)) return 0;
+    if (is_one_of(type, "freehoov") && iwp_film_read_at(f, *at, b, 8) == 8 &&
+        is_one_of(b + 4, "mvhdcmov"))
+        return 0;
+    int found = 0;
+    if (is_one_of(type, "meta")) {
+        *at += 4; /* a size at least */
+        found = find_type(f, "hdlr", 4, at, end, err);
+        *at -= 4;
     }
-    return false;
+    if (found == 0) *at = end;
+    return found < 0 ? found : 0;
 }
 
 static int count_boxes(struct claims *c, int64_t at, int64_t end, int depth, iwp_err *err) {
@@ -160,13 +172,19 @@ static int count_boxes(struct claims *c, int64_t at, int64_t end, int depth, iwp
         IWP_REQUIRE(depth == 0 || !is_one_of(type, "cmov"), err, IWP_ENOTSUP,
                     "%s: its header is compressed; ffmpeg -i FILE -c copy OUT.mov rewrites it",
                     f->label);
-        IWP_REQUIRE(!is_one_of(type, "stsd") || !has_tables(f, at + head, at + size), err,
-                    IWP_EFORMAT, "%s: is damaged: tables of samples where none belong", f->label);
+        int64_t inner = at + head;
+        if (is_one_of(type, "stsd")) { /* in which FFmpeg finds boxes in ways of its own */
+            const int found = find_type(f, "stszstz2sttsstsctrunhdlr", 1, &inner, at + size, err);
+            IWP_TRY(found);
+            IWP_REQUIRE(!found, err, IWP_EFORMAT,
+                        "%s: is damaged: tables of samples where none belong", f->label);
+            inner = at + head;
+        }
         const bool track = depth == 0 || is_one_of(type, "trak");
         if (track) end_track(c);
         if (is_one_of(type, "trak")) c->tracks++;
         if (is_one_of(type, "moof")) c->fragments++;
-        const int64_t inner = boxes_in(f, type, at + head, at + size);
+        IWP_TRY(find_boxes(f, type, &inner, at + size, err));
         if (inner < at + size) {
             IWP_REQUIRE(depth < MAX_DEPTH, err, IWP_EFORMAT, "%s: boxes in boxes in boxes",
                         f->label);
