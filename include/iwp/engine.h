@@ -122,8 +122,7 @@ struct iwp_prompt_request {
     int32_t
         image_tiles; /* CLIP towers, a single picture: a thumbnail and this many tiles a side; 0: none */
     int64_t max_pixels; /* larger pictures are refused; 0: above 100 million */
-    int32_t
-        n_ctx; /* pictures and videos that leave no room in it are refused before they are encoded; 0: never */
+    int32_t n_ctx;      /* what leaves no room in it is refused before it is encoded; 0: nothing */
 
     /* Method `resize`: pictures are shrunk until they cost at most this share of their tokens; 0: off. */
     double resize_keep;

@@ -204,8 +204,8 @@ int iwp_run_chat(struct iwp_run_job *j) {
     const bool terminal = isatty(STDIN_FILENO);
     char *line = NULL;
     size_t cap = 0;
-    int code = 0, last = 0,
-        rc; /* last: how the last question ended, which is how a script's chat ends */
+    int last = 0; /* how the last question ended, which is how a script's chat ends */
+    int code = 0, rc;
     iwp_err err = {0};
     rc = open_chat(&c, &err);
     for (int32_t i = 0; rc >= 0 && i < j->args.image.n; i++)

@@ -14,7 +14,7 @@
 struct query32 {
     int8_t hi[32], lo[32];
     int32_t base;
-    int32_t unused[15]; /* as many bytes as 32 floats */
+    int32_t unused[15]; /* what follows stays aligned */
 };
 
 /* n heads, up to ONE_HEADS, to q [d/32][n], and what 1 stands for in each. */
@@ -33,10 +33,9 @@ static void put_queries_bytes(struct query32 *q, float *unit, const float *x, in
             vi v[2];
             for (int i = 0; i < 2; i++) {
                 const vf scaled = load(x + h * stride + j + 16 * i) * all(by[h]);
+                /* bounded also where it is no number */
                 v[i] = (vi)_mm512_cvtps_epi32(
-                    _mm512_min_ps(/* also of what is no number */
-                                  _mm512_max_ps((__m512)scaled, _mm512_set1_ps(-32512)),
-                                  _mm512_set1_ps(32512)));
+                    (__m512)smaller(larger(scaled, all(-32512)), all(32512)));
                 const __m128i hi = _mm512_cvtepi32_epi8((__m512i)((v[i] + ints(128)) >> 8)),
                               lo = _mm512_cvtepi32_epi8((__m512i)v[i]);
                 memcpy(to->hi + 16 * i, &hi, sizeof hi);

@@ -142,8 +142,8 @@ int iwp_session_dump(const iwp_session *s, const char *path, iwp_err *err) {
         add(&l, "v", IWP_ST_F32, 3, S, G, dh, s->dump.v);
         add(&l, "h_prev", IWP_ST_F32, 2, S, D, 0, s->dump.h_prev);
         add(&l, "q_rope_prev", IWP_ST_F32, 3, S, H, dh, s->dump.q_rope_prev);
-        if (s->pruned) add(&l, "final_norm", IWP_ST_F32, 1, D, 0, 0, d->final_norm);
         add(&l, "k_rope_prev", IWP_ST_F32, 3, S, G, dh, s->dump.k_rope_prev);
+        if (s->pruned) add(&l, "final_norm", IWP_ST_F32, 1, D, 0, 0, d->final_norm);
     }
     if (p->vit_features)
         add(&l, "vit_features", IWP_ST_F32, 2, p->n_vit, p->d_vit, 0, p->vit_features);
